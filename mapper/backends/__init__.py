@@ -1,0 +1,1 @@
+"""What turns groups into running kernels: one backend a compiler, behind `protocol`."""

@@ -1,0 +1,169 @@
+"""What one worker holds: groups, built kernels, packed weights, composed models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import numpy_helper
+
+from mapper import templates
+from mapper.backends.tvm import lower as lowering
+from mapper.backends.tvm.build import Kernel, build_kernel
+from mapper.backends.tvm.compose import Call, Composed, Program
+from mapper.keys import kernel_symbol
+from mapper.records import Choice, GroupSpec
+from mapper.templates.protocol import Packing
+
+Array = np.ndarray[Any, Any]
+NHWC = (0, 2, 3, 1)
+NCHW = (0, 3, 1, 2)
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything built so far in this process, by name."""
+
+    target: Any
+    weights: dict[str, Array] = field(default_factory=dict)  # constants of the canonical model
+    groups: dict[str, tuple[GroupSpec, onnx.ModelProto]] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    packed: dict[str, Any] = field(default_factory=dict)  # device tensors by packed name
+    models: dict[str, Composed] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    def open_model(self, path: str) -> None:
+        """Read the constants of the canonical model."""
+        model = onnx.load(path)
+        self.weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+    def define(self, spec: GroupSpec, path: str) -> None:
+        """Make a group known."""
+        self.groups[spec.key] = (spec, onnx.load(path))
+
+    def build(self, group: str, choice: Choice) -> Kernel:
+        """Lower and compile a choice, or return the kernel that was built before.
+
+        Raises:
+            lowering.LoweringError: the choice does not become one legal kernel.
+        """
+        symbol = kernel_symbol(group, choice)
+        if symbol not in self.kernels:
+            spec, model = self.groups[group]
+            lowered = lowering.lower(spec, model, choice, templates.by_name(choice.template))
+            self.kernels[symbol] = build_kernel(spec, choice, lowered, symbol, self.target)
+        return self.kernels[symbol]
+
+    def forget(self, symbols: Sequence[str]) -> None:
+        """Drop kernels that lost, with their code."""
+        for symbol in symbols:
+            self.kernels.pop(symbol, None)
+
+    def run_kernel(self, symbol: str, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one kernel on logical arrays under the group's local names and return its logical outputs."""
+        kernel = self.kernels[symbol]
+        spec = kernel.spec
+        packings = _packings(kernel)
+        arrays = [
+            *(to_physical(values[name], layout) for name, layout in _layouts(kernel, spec.inputs, 0)),
+            *(pack(values[name], packings.get(name)) for name in spec.weights),
+            *kernel.lowered.constants,
+        ]
+        count = len(arrays)
+        shapes = zip(kernel.lowered.shapes[count:], kernel.lowered.dtypes[count:], strict=True)
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays]
+        tensors += [tvm.runtime.tensor(_poison(shape, dtype)) for shape, dtype in shapes]
+        kernel.executable[symbol](*tensors)
+        layouts = _layouts(kernel, spec.outputs, len(spec.inputs))
+        return {
+            name: to_logical(tensor.numpy(), layout)
+            for (name, layout), tensor in zip(layouts, tensors[count:], strict=True)
+        }
+
+    def compose(self, name: str, calls: Sequence[Mapping[str, Any]], ends: Mapping[str, Sequence[str]]) -> int:
+        """Compose kernels to a model called `name`; return the bytes of the weights that it holds.
+
+        Each call names its `symbol` and the model's tensors for the group's `inputs`, `weights` and `outputs`;
+        `ends` names the model's `inputs` and `outputs`.
+        """
+        tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+        program_calls, weights = [], []
+        for call in calls:
+            kernel = self.kernels[call["symbol"]]
+            bound = self._bind_weights(kernel, call["weights"])
+            names = (*call["inputs"], *bound, *call["outputs"])
+            for tensor, shape, dtype in zip(names, kernel.lowered.shapes, kernel.lowered.dtypes, strict=True):
+                if tensors.setdefault(tensor, (shape, dtype)) != (shape, dtype):
+                    raise lowering.LoweringError(
+                        f"{tensor} is {tensors[tensor]} where it is made and {(shape, dtype)} for {kernel.spec.name}"
+                    )
+            weights += bound
+            arguments = (*call["inputs"], *bound)
+            program_calls.append(Call(symbol=kernel.symbol, arguments=arguments, results=tuple(call["outputs"])))
+        program = Program(
+            calls=tuple(program_calls),
+            tensors=tensors,
+            inputs=tuple(ends["inputs"]),
+            weights=tuple(dict.fromkeys(weights)),
+            outputs=tuple(ends["outputs"]),
+        )
+        self.programs[name] = program
+        self.models[name] = Composed(program, self.kernels, self.packed, self.target)
+        return sum(self.packed[weight].numpy().nbytes for weight in program.weights)
+
+    def substitute(self, name: str, base: str, weight: str, value: Array) -> None:
+        """Make model `name` from `base` with one packed weight replaced: how mutants are made without a build."""
+        weights = {**self.packed, weight: tvm.runtime.tensor(value)}
+        self.models[name] = Composed(self.programs[base], self.kernels, weights, self.target)
+
+    def _bind_weights(self, kernel: Kernel, names: Sequence[str]) -> list[str]:
+        packings = _packings(kernel)
+        bound = []
+        for local, name in zip(kernel.spec.weights, names, strict=True):
+            packing = packings.get(local)
+            packed_name = f"{name}@{'x'.join(map(str, packing.shape))}" if packing else name
+            if packed_name not in self.packed:
+                self.packed[packed_name] = tvm.runtime.tensor(pack(self.weights[name], packing))
+            bound.append(packed_name)
+        for index, constant in enumerate(kernel.lowered.constants):
+            constant_name = f"{kernel.symbol}/const{index}"
+            self.packed.setdefault(constant_name, tvm.runtime.tensor(constant))
+            bound.append(constant_name)
+        return bound
+
+
+def pack(value: Array, packing: Packing | None) -> Array:
+    """Return a weight as the kernel wants it."""
+    return np.ascontiguousarray(packing.pack(value) if packing else value)
+
+
+def to_physical(value: Array, layout: str) -> Array:
+    """Return an array in ONNX order re-ordered as `layout` lies in memory."""
+    return np.ascontiguousarray(value.transpose(NHWC)) if layout == "nhwc" else value
+
+
+def to_logical(value: Array, layout: str) -> Array:
+    """Undo `to_physical`."""
+    return np.ascontiguousarray(value.transpose(NCHW)) if layout == "nhwc" else value
+
+
+def _packings(kernel: Kernel) -> Mapping[str, Packing]:
+    return templates.by_name(kernel.choice.template).packings(kernel.spec, kernel.choice)
+
+
+def _layouts(kernel: Kernel, names: Sequence[str], start: int) -> list[tuple[str, str]]:
+    return list(zip(names, kernel.choice.layouts[start : start + len(names)], strict=True))
+
+
+def _poison(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an output buffer full of NaN (or -1), so that an element nobody writes shows."""
+    if dtype.startswith("float"):
+        return np.full(shape, np.nan, dtype)
+    return np.full(shape, True if dtype == "bool" else np.iinfo(dtype).max, dtype)
+
+
+def versions() -> dict[str, str]:
+    """Return the compiler versions that decide what code a schedule becomes."""
+    return {"tvm": str(tvm.__version__), "llvm": str(tvm.target.codegen.llvm_version_major())}

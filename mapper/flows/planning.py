@@ -1,0 +1,133 @@
+"""Fusion plans and layouts: which mappings are worth measuring, and the search space of each of their groups."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import onnx
+
+from mapper import templates
+from mapper.errors import BadInputError
+from mapper.flows.prepare import Prepared
+from mapper.plan import fusion
+from mapper.plan.layout import group_layouts, tensor_layouts
+from mapper.plan.spec import group_spec
+from mapper.plan.submodel import group_model
+from mapper.records import Choice, FusionPlan, GroupSpec, MachineModel, ScheduleFile
+from mapper.search.space import Space, make_space, space_key
+from mapper.worker.client import ChildFailureError
+from mapper.worker.workers import TvmWorker
+
+Policy = Literal["nhwc", "nchw"]
+TVM_DEFAULT = "tvm-default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A mapping before its choices: a plan under a layout policy. `is_searched` False: constructed choices only."""
+
+    plan: FusionPlan
+    policy: Policy
+    layouts: tuple[tuple[str, ...], ...]  # one entry a group of the plan: equal groups may differ at the model's ends
+    is_searched: bool
+
+    @property
+    def label(self) -> str:
+        """Short name, unique among the drafts of a model."""
+        return f"{self.plan.label}/{self.policy}"
+
+    @property
+    def space_keys(self) -> tuple[str, ...]:
+        """The search space of each group of the plan."""
+        return tuple(
+            space_key(group.key, layouts) for group, layouts in zip(self.plan.groups, self.layouts, strict=True)
+        )
+
+
+def make_drafts(prepared: Prepared, worker: TvmWorker, schedule: ScheduleFile | None) -> tuple[list[Draft], list[str]]:
+    """Return the mappings to explore, most promising first, and warnings about plans that could not be made.
+
+    A schedule file brings its own partition, which then comes first.
+    """
+    graph, boundaries, warnings = prepared.graph, frozenset(prepared.taps), []
+    plans = [(fusion.epilogue_chains(graph, boundaries), True), (fusion.conservative(graph, boundaries), True)]
+    try:
+        partition = worker.default_partition(prepared.canonical)
+        plans.append((fusion.from_partition(graph, partition, TVM_DEFAULT, boundaries), False))
+    except (ChildFailureError, BadInputError) as error:
+        warnings.append(f"TVM's default grouping could not be applied: {error}")
+    plans.append((fusion.unfused(graph), False))
+    drafts = [_draft(prepared, plan, "nhwc", is_searched=searched) for plan, searched in plans]
+    if any(len(spec.shape) == 4 for spec in graph.tensors.values()):
+        drafts.insert(1, _draft(prepared, plans[0][0], "nchw", is_searched=False))
+    if schedule is not None:
+        own = fusion.from_partition(graph, schedule.partition, schedule.fusion_plan, boundaries)
+        policy: Policy = "nchw" if schedule.layout == "nchw" else "nhwc"
+        drafts = [d for d in drafts if d.label != f"{own.label}/{policy}"]
+        drafts.insert(0, _draft(prepared, own, policy, is_searched=True))
+    return _distinct(drafts), warnings
+
+
+def define_groups(prepared: Prepared, drafts: Sequence[Draft], worker: TvmWorker) -> dict[str, GroupSpec]:
+    """Write each distinct group as a model of its own, make the worker know it, and return the specs by group key."""
+    specs: dict[str, GroupSpec] = {}
+    for draft in drafts:
+        for group in draft.plan.groups:
+            if group.key in specs:
+                continue
+            spec = group_spec(prepared.graph, group)
+            path = prepared.folder / f"group_{group.key}.onnx"
+            onnx.save_model(group_model(prepared.normalized.proto, prepared.graph, group), path)
+            worker.define(spec, path)
+            specs[group.key] = spec
+    return specs
+
+
+def make_spaces(drafts: Sequence[Draft], specs: Mapping[str, GroupSpec], machine: MachineModel) -> dict[str, Space]:
+    """Return the search space of every distinct group and layout; its weight is the most calls of any mapping."""
+    spaces: dict[str, Space] = {}
+    for draft in drafts:
+        calls: dict[str, int] = {}
+        for key, group, layouts in zip(draft.space_keys, draft.plan.groups, draft.layouts, strict=True):
+            calls[key] = calls.get(key, 0) + 1
+            if key not in spaces:
+                spaces[key] = _space(specs[group.key], layouts, machine)
+        for key, count in calls.items():
+            spaces[key] = replace(spaces[key], weight=max(spaces[key].weight, count))
+    return spaces
+
+
+def searched_keys(drafts: Sequence[Draft]) -> frozenset[str]:
+    """Return the spaces that the search may spend its budget on."""
+    return frozenset(key for draft in drafts if draft.is_searched for key in draft.space_keys)
+
+
+def fallback_choice(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Choice:
+    """Return the generic template's first choice, for groups whose own template fails."""
+    return templates.by_name("generic").choices(spec, machine, layouts)[0]
+
+
+def _space(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Space:
+    template = templates.template_for(spec)
+    choices = template.choices(spec, machine, layouts)
+    if not choices:
+        template = templates.by_name("generic")
+        choices = template.choices(spec, machine, layouts)
+    return make_space(spec, layouts, choices, lambda choice: template.cost(spec, choice, machine), weight=1)
+
+
+def _draft(prepared: Prepared, plan: FusionPlan, policy: Policy, *, is_searched: bool) -> Draft:
+    by_tensor = tensor_layouts(prepared.graph, plan, policy)
+    layouts = tuple(group_layouts(prepared.graph, group, by_tensor) for group in plan.groups)
+    return Draft(plan=plan, policy=policy, layouts=layouts, is_searched=is_searched)
+
+
+def _distinct(drafts: Sequence[Draft]) -> list[Draft]:
+    """Drop drafts whose partition and layouts equal an earlier one's."""
+    seen, kept = set(), []
+    for draft in drafts:
+        identity = tuple(zip((group.operators for group in draft.plan.groups), draft.layouts, strict=True))
+        if identity not in seen:
+            seen.add(identity)
+            kept.append(draft)
+    return kept

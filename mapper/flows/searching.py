@@ -1,0 +1,146 @@
+"""The search: candidates measured one by one in the worker, journalled, until the budget ends or nothing is left."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mapper import templates
+from mapper.config import Budget, Progress
+from mapper.keys import choice_key, digest
+from mapper.measure.journal import Journal
+from mapper.records import Candidate, Choice, GroupSpec, MachineModel
+from mapper.search.allocate import pick
+from mapper.search.space import Space, best_of
+from mapper.search.strategies import Strategy
+from mapper.worker.workers import TvmWorker
+
+REPEATS = 9
+ATTEMPTS_BEFORE_GENERIC = 4
+FAILURES_BEFORE_GIVING_UP = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """The state of one search: what was tried, by space, in order."""
+
+    worker: TvmWorker
+    journal: Journal
+    strategy: Strategy
+    machine: MachineModel
+    spaces: Mapping[str, Space]
+    progress: Progress
+    seed: int
+    tried: dict[str, list[Candidate]] = field(default_factory=dict)
+    given: Mapping[str, Choice] = field(default_factory=dict)  # by space key, from a schedule file
+    measured: int = 0
+    failed: int = 0
+    from_journal: int = 0
+
+    def best(self, key: str) -> Candidate | None:
+        """Return the fastest candidate of a space."""
+        return best_of(self.tried.get(key, ()))
+
+    def ensure_first(self, keys: Sequence[str], budget: Budget) -> None:
+        """Give every space one kernel that runs: the given or constructed choice, then others, then the generic one."""
+        pending = [key for key in keys if self.best(key) is None]
+        self.progress.stage("constructed schedules", len(pending))
+        for key in sorted(pending, key=lambda k: -self.spaces[k].weight * self.spaces[k].best_predicted_s):
+            for choice in self._first_choices(self.spaces[key], budget):
+                if self.try_choice(self.spaces[key], choice).time_s is not None:
+                    break
+            self.progress.step(self.spaces[key].spec.name)
+
+    def run(self, keys: frozenset[str], budget: Budget, deadline: float) -> str:
+        """Spend the budget on the given spaces; return why it stopped: budget, exhausted or interrupted."""
+        closed = {key for key in self.spaces if key not in keys or (key in self.given and budget.trials == 0)}
+        total = budget.trials
+        self.progress.stage("searching", total)
+        while True:
+            if (total is not None and self.measured >= total) or time.monotonic() >= deadline:
+                return "budget"
+            space = pick([self.spaces[key] for key in sorted(keys)], self.tried, frozenset(closed))
+            if space is None:
+                return "exhausted"
+            choice = self.strategy.propose(space, tuple(self.tried.get(space.key, ())))
+            if choice is None or self._is_hopeless(space):
+                closed.add(space.key)
+                continue
+            self.try_choice(space, choice)
+            self.progress.step(space.spec.name, self._best_text())
+
+    def try_choice(self, space: Space, choice: Choice) -> Candidate:
+        """Measure one choice, or take its outcome from the journal; a loser's code is dropped."""
+        known = self.journal.find(space.spec.key, choice_key(choice))
+        if known is not None and known.failure is None:
+            self.from_journal += 1
+            candidate = known
+        else:
+            predicted = space.predicted_s(choice)
+            candidate = self.worker.evaluate(space.spec.key, choice, predicted, repeats=REPEATS, seed=self.seed)
+            self.measured += 1
+            self.failed += candidate.failure is not None
+            self.journal.append(candidate, space.spec.key)
+        tried = self.tried.setdefault(space.key, [])
+        before = best_of(tried)
+        tried.append(candidate)
+        self._forget_loser(space, before, candidate)
+        return candidate
+
+    def transfer(self, keys: Sequence[str]) -> None:
+        """Offer spaces that were not searched the best choice of a searched space with the same anchor operator."""
+        known: dict[str, Candidate] = {}
+        for key, space in self.spaces.items():
+            best = self.best(key)
+            if best is not None and best.choice.template != "generic" and len(self.tried[key]) > 1:
+                anchor = anchor_key(space.spec)
+                if anchor not in known or (best.time_s or 0.0) < (known[anchor].time_s or 0.0):
+                    known[anchor] = best
+        pending = [key for key in keys if anchor_key(self.spaces[key].spec) in known]
+        self.progress.stage("sharing the best tiles with equal operators", len(pending))
+        for key in pending:
+            space = self.spaces[key]
+            choice = _moved(known[anchor_key(space.spec)].choice, space.layouts)
+            if all(candidate.choice != choice for candidate in self.tried.get(key, ())):
+                self.try_choice(space, choice)
+            self.progress.step(space.spec.name)
+
+    def _first_choices(self, space: Space, budget: Budget) -> list[Choice]:
+        if space.key in self.given and budget.trials == 0:
+            return [self.given[space.key]]
+        first = [self.given[space.key]] if space.key in self.given else []
+        ranked = [choice for choice, _ in space.ranked[:ATTEMPTS_BEFORE_GENERIC]]
+        generic = templates.by_name("generic").choices(space.spec, self.machine, space.layouts)
+        return [*first, *ranked, *generic]
+
+    def _is_hopeless(self, space: Space) -> bool:
+        tried = self.tried.get(space.key, [])
+        return len(tried) >= FAILURES_BEFORE_GIVING_UP and all(
+            candidate.failure is not None for candidate in tried[-FAILURES_BEFORE_GIVING_UP:]
+        )
+
+    def _forget_loser(self, space: Space, before: Candidate | None, candidate: Candidate) -> None:
+        if before is None or before.time_s is None or candidate.time_s is None:
+            return
+        loser = candidate if candidate.time_s >= before.time_s else before
+        if loser.source == "measured":
+            self.worker.forget(space.spec.key, [loser.choice])
+
+    def _best_text(self) -> str:
+        total = sum(space.weight * (best.time_s or 0.0) for space, best in self._bests())
+        return f"kernels {total * 1e3:.2f} ms"
+
+    def _bests(self) -> list[tuple[Space, Candidate]]:
+        pairs = ((space, self.best(key)) for key, space in self.spaces.items())
+        return [(space, best) for space, best in pairs if best is not None]
+
+
+def anchor_key(spec: GroupSpec) -> str:
+    """Return a key of the anchor operator alone: equal for one convolution under different epilogues."""
+    anchor = spec.operators[spec.anchor]
+    shapes: list[Any] = [spec.tensors[name].shape if name in spec.tensors else None for name in anchor.inputs]
+    return digest([anchor.op_type, dict(anchor.attributes), shapes])
+
+
+def _moved(choice: Choice, layouts: tuple[str, ...]) -> Choice:
+    return Choice(template=choice.template, layouts=layouts, tile=choice.tile)

@@ -1,0 +1,1 @@
+"""Ingress: reads an ONNX model, binds it, normalises it, feeds it, and accounts for every original node."""

@@ -1,0 +1,1 @@
+"""Energy meters: one module a counter, and the choice between them."""

@@ -1,0 +1,1 @@
+"""Decides what the measurements mean: ranks and bottleneck classes."""

@@ -1,0 +1,1 @@
+"""Writes what an exploration found: JSON files, terminal text, Markdown."""

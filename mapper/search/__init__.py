@@ -1,0 +1,1 @@
+"""Where to look for good choices, and what they are expected to cost."""

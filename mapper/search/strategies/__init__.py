@@ -1,0 +1,17 @@
+"""Where to look next, one strategy a file; none of them runs anything."""
+
+from typing import Protocol
+
+from mapper.records import Candidate, Choice
+from mapper.search.space import Space
+
+
+class Strategy(Protocol):
+    """Proposes the next choice of a space from what was tried before."""
+
+    @property
+    def name(self) -> str:
+        """The word that the sheet shows."""
+
+    def propose(self, space: Space, tried: tuple[Candidate, ...]) -> Choice | None:
+        """Return a choice that was not tried, or None when more trials are not worth their time."""

@@ -1,0 +1,111 @@
+"""Whatever has no template of its own: every operator inlined where legal, the rest parallel and vectorized as it lies.
+
+Reductions keep their reduction loops inside the parallel ones and vectorize along the innermost spatial axis in memory
+order; a reduction with no such axis (one row to one number) is left to one vector-free loop a row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mapper.records import Choice, GroupSpec, MachineModel, Prediction
+from mapper.templates import moves
+from mapper.templates.protocol import Convert, Packing
+from mapper.templates.tiles import boundary_traffic, integers, require, roof
+
+FIELDS = ("v", "grain")
+
+
+@dataclass(frozen=True, slots=True)
+class Generic:
+    """The template value; see the module's docstring."""
+
+    name: str = "generic"
+
+    def matches(self, spec: GroupSpec) -> bool:
+        """Take everything."""
+        return bool(spec.operators)
+
+    def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
+        """Offer full and half vectors, serial or parallel."""
+        del spec
+        lanes = machine.vector_lanes_f32
+        tiles = [{"v": v, "grain": grain} for v in (lanes, max(1, lanes // 2), 1) for grain in (1, 0)]
+        return tuple(Choice(template=self.name, layouts=layouts, tile=tile) for tile in tiles)
+
+    def check(self, spec: GroupSpec, choice: Choice) -> None:
+        """Check the two fields."""
+        t = integers(spec, choice, FIELDS)
+        require(spec, t["v"] >= 1 and t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+        require(spec, t["grain"] in (0, 1), f"grain = {t['grain']} must be 0 (serial) or 1 (parallel)")
+
+    def cost(self, spec: GroupSpec, choice: Choice, machine: MachineModel) -> Prediction:
+        """Predict from compulsory traffic; arithmetic runs at an eighth of FMA peak, transcendentals at a sixtieth."""
+        t = integers(spec, choice, FIELDS)
+        threads = machine.threads if t["grain"] else 1
+        share = threads / machine.threads
+        work = 8.0 * (spec.flops - spec.longlat_flops) + 60.0 * spec.longlat_flops
+        efficiency = min(1.0, t["v"] / machine.vector_lanes_f32) * share
+        traffic = {level: moved / share for level, moved in boundary_traffic(spec, machine).items()}
+        return roof(machine, executed_flops=work, efficiency=efficiency, traffic_b=traffic, launches=int(t["grain"]))
+
+    def packings(self, spec: GroupSpec, choice: Choice) -> Mapping[str, Packing]:
+        """Leave weights as they are."""
+        del spec, choice
+        return {}
+
+    def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
+        """Leave every operator to TVM's importer."""
+        del spec, choice
+        return {}
+
+    def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
+        """Inline what can be inlined; parallelize and vectorize every block that is left."""
+        t = integers(spec, choice, FIELDS)
+        moves.inline_all(sch, _expensive(sch))
+        for block in moves.all_blocks(sch):
+            _schedule_block(sch, block, t["v"], parallel=bool(t["grain"]))
+
+
+def _expensive(sch: Any) -> frozenset[str]:
+    """Name the blocks that a reduction and somebody else read: inlining them would compute them twice."""
+    kept = set()
+    for block in moves.all_blocks(sch):
+        consumers = sch.get_consumers(block)
+        if len(consumers) > 1 and any(moves.is_reduction(sch, consumer) for consumer in consumers):
+            kept.add(moves.block_name(sch, block))
+    return frozenset(kept)
+
+
+def _schedule_block(sch: Any, block: Any, lanes: int, *, parallel: bool) -> None:
+    statement = sch.get(block)
+    loops = sch.get_loops(block)
+    if len(loops) != len(statement.iter_vars) or not loops:
+        return
+    spatial = moves.physical_order(sch, block)
+    reductions = [loop for loop, var in zip(loops, statement.iter_vars, strict=True) if int(var.iter_type) != 0]
+    if not spatial:
+        return
+    *outer, inner = spatial
+    is_wide = moves.extent(sch, inner) >= lanes
+    if not outer and is_wide and parallel:
+        split, inner = sch.split(inner, [None, _chunk(moves.extent(sch, inner), lanes)])
+        outer = [split]
+    sch.reorder(*outer, *reductions, inner)
+    if outer and parallel:
+        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    if lanes > 1 and is_wide:
+        moves.vectorize_inner(sch, inner, lanes, unroll=False)
+    if reductions:
+        sch.decompose_reduction(block, sch.get_loops(block)[1 if outer and outer else 0])
+
+
+def _chunk(size: int, lanes: int) -> int:
+    """Return a multiple of the vector that cuts `size` into about 64 pieces exactly, or `size` itself."""
+    for chunk in range(max(lanes, size // 64 // lanes * lanes), size, lanes):
+        if size % chunk == 0:
+            return chunk
+    return size
+
+
+TEMPLATE = Generic()

@@ -1,0 +1,287 @@
+"""Matrix multiply (MatMul and Gemm, batched or not): packed B, a register tile of rows × vectors, whole-k reduction.
+
+The anchor computes `acc[batch…, m, nb, v]`. A constant B is packed at compile time as (n/vb, k, vb); any other B is packed
+by the kernel itself, in parallel, before the tiles. A is read in place, or staged as (m/rm, k, rm) so that the scalars
+that one step broadcasts lie side by side.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mapper.records import Choice, GroupSpec, MachineModel, Prediction
+from mapper.templates import moves
+from mapper.templates.protocol import Convert, Packing
+from mapper.templates.tiles import (
+    FLOAT32_B,
+    boundary_traffic,
+    ceil_div,
+    divisors,
+    fma_efficiency,
+    integers,
+    require,
+    resident_level,
+    roof,
+    round_up,
+    tail_efficiency,
+)
+
+FIELDS = ("v", "vb", "rm", "tm", "tc", "stage")
+STAGE_NONE, STAGE_TASK = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulShape:
+    """A product as numbers: batch × (m, k) · (k, n)."""
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    trans_a: bool
+    trans_b: bool
+    alpha: float
+    beta: float
+    b_is_constant: bool
+    b_is_batched: bool
+
+    @property
+    def batch_size(self) -> int:
+        """Number of products."""
+        return int(np.prod(self.batch)) if self.batch else 1
+
+
+def matmul_shape(spec: GroupSpec) -> MatmulShape:
+    """Read the shape of the group's anchor product."""
+    anchor = spec.operators[spec.anchor]
+    a, b = (spec.tensors[name].shape for name in anchor.inputs[:2])
+    trans_a, trans_b = (bool(anchor.attributes.get(name, 0)) for name in ("transA", "transB"))
+    return MatmulShape(
+        batch=tuple(a[:-2]),
+        m=a[-1] if trans_a else a[-2],
+        k=a[-2] if trans_a else a[-1],
+        n=b[-2] if trans_b else b[-1],
+        trans_a=trans_a,
+        trans_b=trans_b,
+        alpha=_float(anchor.attributes.get("alpha", 1.0)),
+        beta=_float(anchor.attributes.get("beta", 1.0)),
+        b_is_constant=anchor.inputs[1] in spec.weights,
+        b_is_batched=len(b) > 2,
+    )
+
+
+def _float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """The template value; see the module's docstring."""
+
+    name: str = "matmul"
+
+    def matches(self, spec: GroupSpec) -> bool:
+        """Take float32 products whose B is a matrix or has A's own batch dimensions."""
+        anchor = spec.operators[spec.anchor]
+        if anchor.op_type not in ("MatMul", "Gemm") or len(spec.outputs) != 1:
+            return False
+        if any(op.op_type in ("MatMul", "Gemm") and op.index != spec.anchor for op in spec.operators):
+            return False
+        a, b = (spec.tensors[name] for name in anchor.inputs[:2])
+        if a.dtype != "float32" or len(a.shape) < 2 or len(b.shape) < 2:
+            return False
+        same_batch = len(b.shape) == len(a.shape) and b.shape[:-2] == a.shape[:-2]
+        return (len(b.shape) == 2 or same_batch) and not (anchor.inputs[1] in spec.weights and len(b.shape) > 2)
+
+    def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
+        """Enumerate register tiles that fit the registers, at each task grain, A staged or not."""
+        shape, lanes = matmul_shape(spec), machine.vector_lanes_f32
+        while lanes > 1 and lanes // 2 >= shape.n:
+            lanes //= 2
+        has_prologue = spec.operators[spec.anchor].inputs[0] not in spec.inputs
+        found = []
+        for vectors in (1, 2, 3, 4, 6, 8):
+            vb = vectors * lanes
+            if vectors > 1 and round_up(shape.n, vb) > 1.15 * shape.n:
+                continue
+            blocks = ceil_div(shape.n, vb)
+            for rm in _rows(shape.m, (machine.vector_registers - vectors - 1) // vectors):
+                tiles = ceil_div(shape.m, rm)
+                stages = [STAGE_TASK] if has_prologue or shape.m % rm else [STAGE_NONE, STAGE_TASK]
+                for tm in divisors(tiles, 16)[:4]:
+                    for tc in sorted({1, *divisors(blocks)[:3], blocks}):
+                        if shape.batch_size * (tiles // tm) * (blocks // tc) < min(machine.threads, tiles * blocks):
+                            continue
+                        for stage in stages:
+                            tile = {"v": lanes, "vb": vb, "rm": rm, "tm": tm, "tc": tc, "stage": stage}
+                            found.append(Choice(template=self.name, layouts=layouts, tile=tile))
+        return tuple(found)
+
+    def check(self, spec: GroupSpec, choice: Choice) -> None:
+        """Check divisibility; see `tiles.require`."""
+        shape, t = matmul_shape(spec), integers(spec, choice, FIELDS)
+        require(
+            spec, all(t[name] >= 1 for name in FIELDS if name != "stage"), "every field but stage must be 1 or more"
+        )
+        require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
+        require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+        require(spec, t["stage"] in (STAGE_NONE, STAGE_TASK), f"stage = {t['stage']} must be 0 (none) or 1 (task)")
+        tiles, blocks = ceil_div(shape.m, t["rm"]), ceil_div(shape.n, t["vb"])
+        require(spec, tiles % t["tm"] == 0, f"tm = {t['tm']} must divide {tiles} row tiles")
+        require(spec, blocks % t["tc"] == 0, f"tc = {t['tc']} must divide {blocks} column blocks")
+        require(
+            spec, t["stage"] == STAGE_TASK or shape.m % t["rm"] == 0, f"stage = 0 needs rm to divide {shape.m} rows"
+        )
+
+    def cost(self, spec: GroupSpec, choice: Choice, machine: MachineModel) -> Prediction:
+        """Predict from the register tile's port use, the fill of the threads, and the traffic of B and A."""
+        shape, t = matmul_shape(spec), integers(spec, choice, FIELDS)
+        rows, columns = round_up(shape.m, t["rm"]), round_up(shape.n, t["vb"])
+        executed = 2.0 * shape.batch_size * rows * columns * shape.k
+        tasks = shape.batch_size * (rows // t["rm"] // t["tm"]) * (columns // t["vb"] // t["tc"])
+        efficiency = fma_efficiency(t["rm"], t["vb"] // t["v"], t["v"], machine) * tail_efficiency(
+            tasks, machine.threads
+        )
+        efficiency *= 1 - 4.0 / (shape.k + 4.0)
+        b_bytes = FLOAT32_B * shape.k * columns * (shape.batch_size if shape.b_is_batched else 1)
+        traffic = boundary_traffic(spec, machine)
+        level = resident_level(b_bytes, machine)
+        sweeps = shape.batch_size * (rows // t["rm"] // t["tm"]) / (shape.batch_size if shape.b_is_batched else 1)
+        traffic[level] = traffic.get(level, 0.0) + b_bytes * sweeps
+        block_b = FLOAT32_B * t["vb"] * shape.k
+        inner = "L1" if block_b <= machine.cache_b["L1"] / 2 else "L2"
+        traffic[inner] = traffic.get(inner, 0.0) + executed * FLOAT32_B * (1 / t["rm"] + 1 / t["vb"]) / 2
+        if t["stage"] == STAGE_TASK:
+            staged_b = 2.0 * FLOAT32_B * shape.batch_size * rows * shape.k * (columns // t["vb"] // t["tc"])
+            traffic["L2"] = traffic.get("L2", 0.0) + staged_b
+        launches = 1 if shape.b_is_constant else 2
+        return roof(machine, executed_flops=executed, efficiency=efficiency, traffic_b=traffic, launches=launches)
+
+    def packings(self, spec: GroupSpec, choice: Choice) -> Mapping[str, Packing]:
+        """Pack a constant (k, n) as (n/vb, k, vb), filled up with zeros."""
+        shape, vb = matmul_shape(spec), int(choice.tile["vb"])
+        if not shape.b_is_constant:
+            return {}
+        blocks = ceil_div(shape.n, vb)
+
+        def pack(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            full = np.zeros((shape.k, blocks * vb), weight.dtype)
+            full[:, : shape.n] = weight.T if shape.trans_b else weight
+            return np.ascontiguousarray(full.reshape(shape.k, blocks, vb).transpose(1, 0, 2))
+
+        return {spec.operators[spec.anchor].inputs[1]: Packing(shape=(blocks, shape.k, vb), pack=pack)}
+
+    def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
+        """Emit the anchor as stage, pack, accumulate and crop stages in tensor expressions."""
+        shape, tile = matmul_shape(spec), {name: int(value) for name, value in choice.tile.items()}
+
+        def convert(builder: Any, inputs: list[Any], _attributes: Mapping[str, Any]) -> Any:
+            tensors = [item for item in inputs[:3] if item is not None]
+            return builder.emit_te(lambda *args: _stages(shape, tile, *args), *tensors, primfunc_name_hint="matmul")
+
+        return {spec.anchor: convert}
+
+    def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
+        """Tile, stage, vectorize and parallelize as the tile says."""
+        shape, t = matmul_shape(spec), integers(spec, choice, FIELDS)
+        staged = ["astage"] if t["stage"] == STAGE_TASK else []
+        packed = [] if shape.b_is_constant else ["bpack"]
+        moves.inline_all(sch, frozenset({"acc", *staged, *packed}))
+        acc, out = sch.get_sblock("acc"), moves.output_block(sch)
+        *batch, m, nb, v, k = sch.get_loops(acc)
+        mo, mi, mr = sch.split(m, [None, t["tm"], t["rm"]])
+        no, nc = sch.split(nb, [None, t["tc"]])
+        vo, vi = sch.split(v, [None, t["v"]])
+        sch.reorder(*batch, mo, no, nc, mi, k, mr, vo, vi)
+        task = sch.fuse(*batch, mo, no)
+        sch.parallel(task)
+        sch.unroll(mr)
+        sch.unroll(vo)
+        sch.vectorize(vi)
+        sch.reverse_compute_at(out, mi, preserve_unit_loops=True)
+        loops = sch.get_loops(out)
+        sch.unroll(loops[-2])
+        moves.vectorize_inner(sch, loops[-1], t["v"], unroll=True)
+        if staged:
+            sch.compute_at(sch.get_sblock("astage"), task, preserve_unit_loops=True)
+        if packed:
+            moves.stage_copy(sch, "bpack", None, t["v"])
+        sch.decompose_reduction(acc, k)
+
+
+def _rows(m: int, room: int) -> list[int]:
+    """Return register row counts: the largest that waste little, most rows first."""
+    found = [rm for rm in range(1, min(m, max(room, 1)) + 1) if round_up(m, rm) <= 1.15 * m]
+    return sorted(found, key=lambda rm: -rm * m / round_up(m, rm))[:4] or [1]
+
+
+def _stages(shape: MatmulShape, t: Mapping[str, int], a: Any, b: Any, c: Any = None) -> Any:
+    """Return the product as tensor expressions: `astage`, `bpack`, `acc`, `matmul_out`."""
+    from tvm import te, tirx  # noqa: PLC0415 TVM only where a worker runs it
+
+    vb, rm = t["vb"], t["rm"]
+    rows, blocks = round_up(shape.m, rm), ceil_div(shape.n, vb)
+    k = te.reduce_axis((0, shape.k), "k")
+
+    def read_a(batch: tuple[Any, ...], row: Any, column: Any) -> Any:
+        return a[(*batch, column, row)] if shape.trans_a else a[(*batch, row, column)]
+
+    def stage_a(*index: Any) -> Any:
+        *batch, mo, kk, r = index
+        row = mo * rm + r
+        value = read_a(tuple(batch), row, kk)
+        return value if rows == shape.m else tirx.if_then_else(row < shape.m, value, tirx.const(0.0, a.dtype))
+
+    if t["stage"] == STAGE_TASK:
+        astage = te.compute((*shape.batch, rows // rm, shape.k, rm), stage_a, name="astage")
+
+    def left(batch: tuple[Any, ...], m: Any) -> Any:
+        return astage[(*batch, m // rm, k, m % rm)] if t["stage"] == STAGE_TASK else read_a(batch, m, k)
+
+    def pack_b(*index: Any) -> Any:
+        *batch, nb, kk, v = index
+        column = nb * vb + v
+        value = b[(*batch, column, kk)] if shape.trans_b else b[(*batch, kk, column)]
+        full = blocks * vb == shape.n
+        return value if full else tirx.if_then_else(column < shape.n, value, tirx.const(0.0, b.dtype))
+
+    if shape.b_is_constant:
+        bpack = b
+    else:
+        lead = shape.batch if shape.b_is_batched else ()
+        bpack = te.compute((*lead, blocks, shape.k, vb), pack_b, name="bpack")
+
+    def product(*index: Any) -> Any:
+        *batch, m, nb, v = index
+        lead = tuple(batch) if shape.b_is_batched else ()
+        return te.sum(left(tuple(batch), m) * bpack[(*lead, nb, k, v)], axis=k)
+
+    acc = te.compute((*shape.batch, rows, blocks, vb), product, name="acc")
+
+    def out(*index: Any) -> Any:
+        *batch, m, n = index
+        value = acc[(*batch, m, n // vb, n % vb)]
+        if shape.alpha != 1.0:
+            value = value * tirx.const(shape.alpha, a.dtype)
+        if c is None or shape.beta == 0.0:
+            return value
+        addend = _broadcast(c, (*batch, m, n))
+        return value + (addend if shape.beta == 1.0 else addend * tirx.const(shape.beta, a.dtype))
+
+    return te.compute((*shape.batch, shape.m, shape.n), out, name="matmul_out")
+
+
+def _broadcast(tensor: Any, index: tuple[Any, ...]) -> Any:
+    """Read `tensor` at `index` with numpy's broadcasting from the right."""
+    rank = len(tensor.shape)
+    tail = index[len(index) - rank :]
+    return (
+        tensor[tuple(0 if int(size) == 1 else i for size, i in zip(tensor.shape, tail, strict=True))]
+        if rank
+        else tensor()
+    )
+
+
+TEMPLATE = Matmul()

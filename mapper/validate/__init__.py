@@ -1,0 +1,1 @@
+"""Is a result right, and is it good enough: numerics against a reference."""

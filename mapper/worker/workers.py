@@ -1,0 +1,290 @@
+"""The two kinds of children as typed objects that survive the death of the process behind them."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mapper.keys import choice_json, choice_key, kernel_symbol
+from mapper.records import Candidate, Choice, Failure, FusionPlan, GroupSpec
+from mapper.worker.client import Child, ChildFailureError
+
+Array = np.ndarray[Any, Any]
+BUILD_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What a built kernel looks like inside: bytes of code and scratch, and its loops as text."""
+
+    code_b: int
+    workspace_b: int
+    loop_nest: str
+
+
+class TvmWorker:
+    """A TVM child that is replaced when it dies; groups come back by themselves, kernels when next asked for.
+
+    Only one caller at a time. `deaths` counts the children that were lost.
+    """
+
+    def __init__(self, folder: Path, *, threads: int, target: str) -> None:
+        self._folder = folder
+        self._threads = threads
+        self._target = target
+        self._model: Path | None = None
+        self._groups: dict[str, tuple[GroupSpec, Path]] = {}
+        self._built: dict[str, str] = {}  # symbol → IR hash, in the living child
+        self._names = itertools.count()
+        self._child: Child | None = None
+        self.deaths = 0
+        self.versions: Mapping[str, str] = {}
+        self._start()
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()
+
+    def open_model(self, path: Path) -> None:
+        """Let the child read the canonical model's constants."""
+        self._model = path
+        self._call("open_model", path=str(path))
+
+    def define(self, spec: GroupSpec, path: Path) -> None:
+        """Make a group known: its spec and the file of its ONNX model."""
+        if spec.key not in self._groups:
+            self._groups[spec.key] = (spec, path)
+            self._call("define", spec=msgspec.to_builtins(spec), path=str(path))
+
+    def build(self, group: str, choice: Choice) -> str:
+        """Build a kernel unless it is built; return its IR hash.
+
+        Raises:
+            ChildFailureError: the choice does not become a kernel; the child has been replaced if it died.
+        """
+        symbol = kernel_symbol(group, choice)
+        if symbol not in self._built:
+            answer = self._call("build", BUILD_TIMEOUT_S, group=group, choice=choice_json(choice))
+            self._built[symbol] = str(answer["ir_hash"])
+        return self._built[symbol]
+
+    def evaluate(self, group: str, choice: Choice, predicted_s: float | None, *, repeats: int, seed: int) -> Candidate:
+        """Build and time one choice alone; whatever goes wrong becomes the candidate's Failure."""
+        key = choice_key(choice)
+        try:
+            samples = self.time_kernel(group, choice, repeats, seed)
+        except ChildFailureError as error:
+            failure = Failure(subject=f"{group}/{key}", step=error.step, reason=error.reason)
+            return Candidate(
+                group=group, choice=choice, choice_key=key, predicted_s=predicted_s, time_s=None, failure=failure
+            )
+        return Candidate(
+            group=group,
+            choice=choice,
+            choice_key=key,
+            predicted_s=predicted_s,
+            time_s=float(np.median(samples)),
+            samples_s=tuple(samples),
+        )
+
+    @property
+    def specs(self) -> Mapping[str, GroupSpec]:
+        """The groups that were defined, by key."""
+        return {key: spec for key, (spec, _) in self._groups.items()}
+
+    def time_kernel(self, group: str, choice: Choice, repeats: int, seed: int) -> list[float]:
+        """Time one kernel alone; seconds a call."""
+        self.build(group, choice)
+        symbol = kernel_symbol(group, choice)
+        samples: list[float] = self._call(
+            "time_kernel", RUN_TIMEOUT_S, symbol=symbol, repeats=repeats, limit_s=1.0, seed=seed
+        )
+        return samples
+
+    def code_bytes(self, group: str, choice: Choice) -> int:
+        """Return the bytes of a kernel's machine code."""
+        self.build(group, choice)
+        return int(self._call("code_bytes", symbol=kernel_symbol(group, choice)))
+
+    def forget(self, group: str, choices: Sequence[Choice]) -> None:
+        """Drop kernels that lost."""
+        symbols = [kernel_symbol(group, choice) for choice in choices]
+        self._call("forget", symbols=symbols)
+        for symbol in symbols:
+            self._built.pop(symbol, None)
+
+    def inspect(self, group: str, choice: Choice, folder: Path, stem: str) -> Inspection:
+        """Write a kernel's TIR and assembly and return its sizes."""
+        self.build(group, choice)
+        answer = self._call("inspect", symbol=kernel_symbol(group, choice), folder=str(folder), stem=stem)
+        return Inspection(**answer)
+
+    def run_kernel(self, group: str, choice: Choice, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one kernel alone on logical arrays under the group's local names."""
+        self.build(group, choice)
+        feeds, out = self._file("feeds"), self._file("out")
+        np.savez(feeds, **values)
+        self._call("run_kernel", RUN_TIMEOUT_S, symbol=kernel_symbol(group, choice), feeds=str(feeds), out=str(out))
+        return _take(out)
+
+    def compose(
+        self,
+        name: str,
+        plan: FusionPlan,
+        choices: Sequence[Choice],
+        ends: tuple[Sequence[str], Sequence[str]],
+        feeds: Path,
+    ) -> Mapping[str, int]:
+        """Compose a plan's kernels to a model; `choices` one a group, `ends` are input and output tensors.
+
+        Returns the bytes of its weights and of the activation storage between kernels.
+        """
+        calls = []
+        for group, choice in zip(plan.groups, choices, strict=True):
+            self.build(group.key, choice)
+            calls.append(
+                {
+                    "symbol": kernel_symbol(group.key, choice),
+                    "inputs": group.inputs,
+                    "weights": group.weights,
+                    "outputs": group.outputs,
+                }
+            )
+        ports = {"inputs": tuple(ends[0]), "outputs": tuple(ends[1])}
+        answer: Mapping[str, int] = self._call(
+            "compose", BUILD_TIMEOUT_S, name=name, calls=calls, ends=ports, feeds=str(feeds)
+        )
+        return answer
+
+    def run_model(self, name: str) -> list[Array]:
+        """Run a composed model once and return its outputs in order."""
+        out = self._file("out")
+        self._call("run_model", RUN_TIMEOUT_S, name=name, out=str(out))
+        return _ordered(_take(out))
+
+    def run_mutant(self, name: str, weight: str, kind: str, feeds: Path) -> list[Array] | None:
+        """Run a composed model with one weight corrupted; None when the corruption changed nothing."""
+        out = self._file("out")
+        changed = self._call(
+            "run_mutant", RUN_TIMEOUT_S, name=name, weight=weight, kind=kind, feeds=str(feeds), out=str(out)
+        )
+        return _ordered(_take(out)) if changed else None
+
+    def weights_of(self, name: str) -> list[str]:
+        """Return the packed weights of a composed model."""
+        return list(self._call("weight_shapes", name=name))
+
+    def alternate(self, names: Sequence[str], rounds: int, seed: int) -> list[list[float]]:
+        """Time composed models run by run; seconds, model × round."""
+        samples: list[list[float]] = self._call("alternate", 600.0, names=list(names), rounds=rounds, seed=seed)
+        return samples
+
+    def run_timed(self, name: str, runs: int) -> list[float]:
+        """Time one composed model."""
+        samples: list[float] = self._call("run_timed", 600.0, name=name, runs=runs)
+        return samples
+
+    def run_instrumented(self, name: str, runs: int) -> tuple[list[list[float]], float]:
+        """Time every call inside the running model: (seconds, run × call; overhead of one interval in seconds)."""
+        answer = self._call("run_instrumented", 600.0, name=name, runs=runs)
+        return answer["samples"], float(answer["overhead_s"])
+
+    def probe(self, kind: str, timeout_s: float = 300.0, /, **request: Any) -> tuple[float, list[float]]:
+        """Run a probe kernel (`flops` or `bandwidth`): (work of one run, seconds of each run)."""
+        answer = self._call(f"probe_{kind}", timeout_s, **request)
+        return float(answer["work"]), [float(sample) for sample in answer["samples"]]
+
+    def default_partition(self, path: Path) -> list[list[int]]:
+        """Return how TVM's own fusion groups the operators of a model, by operator index."""
+        partition: list[list[int]] = self._call("default_partition", 300.0, path=str(path))
+        return partition
+
+    def _start(self) -> None:
+        environment = {"TVM_NUM_THREADS": str(self._threads)}
+        self._child = Child("mapper.worker.tvm_server", log=self._folder / "tvm_worker.log", env=environment)
+        self._built = {}
+        try:
+            self.versions = self._child.call("configure", 120.0, target=self._target)
+            if self._model is not None:
+                self._child.call("open_model", path=str(self._model))
+            for spec, path in self._groups.values():
+                self._child.call("define", spec=msgspec.to_builtins(spec), path=str(path))
+        except ChildFailureError:
+            self._child.close()
+            raise
+
+    def _call(self, method: str, timeout_s: float = 120.0, /, **params: Any) -> Any:
+        assert self._child is not None
+        try:
+            return self._child.call(method, timeout_s, **params)
+        except ChildFailureError as error:
+            if error.is_dead:
+                self.deaths += 1
+                self._start()
+            raise
+
+    def _file(self, word: str) -> Path:
+        return self._folder / f"{word}{id(self) % 1000003}_{next(self._names)}.npz"
+
+
+class ReferenceWorker:
+    """onnxruntime in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = itertools.count()
+        self._child = Child("mapper.worker.reference_server", log=folder / "reference.log")
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+    def version(self) -> str:
+        """Return onnxruntime's version."""
+        return str(self._child.call("version"))
+
+    def optimise(self, source: Path, target: Path) -> None:
+        """Write `source` as onnxruntime's basic optimiser leaves it."""
+        self._child.call("optimise", 300.0, source=str(source), target=str(target))
+
+    def run(self, model: Path, feeds: Sequence[Array], level: str = "none") -> list[Array]:
+        """Run a model once on feeds in input order; return its outputs in order."""
+        file, out = self._file("feeds"), self._file("out")
+        write_feeds(file, feeds)
+        self._child.call("run", 600.0, model=str(model), feeds=str(file), out=str(out), level=level)
+        file.unlink()
+        return _ordered(_take(out))
+
+    def open(self, name: str, model: Path, feeds: Path, threads: int) -> None:
+        """Open a session for timing, default options but the thread count."""
+        self._child.call("open", 300.0, name=name, model=str(model), feeds=str(feeds), threads=threads)
+
+    def run_timed(self, name: str, runs: int) -> list[float]:
+        """Time an open session."""
+        samples: list[float] = self._child.call("run_timed", 600.0, name=name, runs=runs)
+        return samples
+
+    def _file(self, word: str) -> Path:
+        return self._folder / f"reference_{word}{id(self) % 1000003}_{next(self._names)}.npz"
+
+
+def write_feeds(path: Path, feeds: Sequence[Array]) -> None:
+    """Write arrays by position, as children read them."""
+    np.savez(path, **{f"input{index}": value for index, value in enumerate(feeds)})
+
+
+def _take(path: Path) -> dict[str, Array]:
+    with np.load(path) as values:
+        taken = dict(values)
+    path.unlink()
+    return taken
+
+
+def _ordered(values: Mapping[str, Array]) -> list[Array]:
+    return [values[f"output{index}"] for index in range(len(values))]
