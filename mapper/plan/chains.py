@@ -41,6 +41,8 @@ MOVEMENT = _words(
     """Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Pad Reshape Resize Slice SpaceToDepth Squeeze
     Tile Transpose Unsqueeze Upsample"""
 )
+# Movement that only re-indexes one tensor: a chain of these is one copy.
+REINDEXING = _words("Flatten Reshape Slice Squeeze Transpose Unsqueeze")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,10 +81,24 @@ def is_movement(operator: Operator) -> bool:
     return operator.domain == "" and operator.op_type in MOVEMENT and len(operator.outputs) == 1
 
 
+def is_reindexing(operator: Operator) -> bool:
+    """Say whether the operator re-indexes one tensor and does nothing else."""
+    return is_movement(operator) and operator.op_type in REINDEXING
+
+
 def grow_forward(growth: Growth, seed: int) -> None:
-    """Let the group that began with the single-output operator `seed` take the longest legal chain after it."""
-    tip = growth.uses.graph.operators[seed].outputs[0]
+    """Let the group that began with the single-output operator `seed` take the longest legal chain after it.
+
+    A chain that began with re-indexing also takes the re-indexing operators on its way.
+    """
+    first = growth.uses.graph.operators[seed]
+    tip = first.outputs[0]
     while tip not in growth.uses.visible:
+        next_copy = _reindexing_after(growth, seed, tip) if is_reindexing(first) else None
+        if next_copy is not None:
+            growth.take(seed, (next_copy,))
+            tip = growth.uses.graph.operators[next_copy].outputs[0]
+            continue
         region = _region_after(growth, tip, MAX_GROUP_OPERATORS - len(growth.members[seed]))
         if isinstance(region, str):
             _reject(growth, seed, tip, region)
@@ -116,6 +132,15 @@ def grow_backward(growth: Growth, seed: int) -> None:
             growth.take(seed, (index,))
             inside.add(index)
             offer(index)
+
+
+def _reindexing_after(growth: Growth, seed: int, tip: str) -> int | None:
+    """Return the free re-indexing operator that alone reads `tip`, if that is what follows."""
+    readers = growth.uses.consumers.get(tip, ())
+    if len(readers) != 1 or readers[0] in growth.owner or len(growth.members[seed]) >= MAX_GROUP_OPERATORS:
+        return None
+    operator = growth.uses.graph.operators[readers[0]]
+    return operator.index if is_reindexing(operator) and operator.inputs[0] == tip else None
 
 
 def _region_after(growth: Growth, tip: str, room: int) -> Sequence[int] | str:

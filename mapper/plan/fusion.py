@@ -6,7 +6,7 @@ from dataclasses import replace
 import networkx as nx
 
 from mapper.errors import BadInputError
-from mapper.plan.chains import Growth, grow_backward, grow_forward, is_anchor, is_elementwise, is_movement
+from mapper.plan.chains import Growth, grow_backward, grow_forward, is_anchor, is_elementwise, is_movement, is_reindexing
 from mapper.plan.group import Uses, make_group, unique_names
 from mapper.plan.legality import check_plan, is_connected, quotient
 from mapper.records import FusionPlan, Operator, OperatorGraph
@@ -28,7 +28,8 @@ def epilogue_chains(graph: OperatorGraph, boundaries: frozenset[str]) -> FusionP
     1. Every convolution, matrix product, pooling, reduction and normalisation takes the longest chain of element-wise
        operators after it: same shape, nothing else reads in between. Diamonds such as x * sigmoid(x) count as one link.
     2. It then takes the element-wise operators before it that nobody else reads.
-    3. Movement operators take element-wise chains after them.
+    3. Movement operators take element-wise chains after them; those that re-index one tensor (Reshape, Transpose,
+       Slice, …) take one another too: a channel shuffle is one copy.
     4. What is left of the element-wise operators fuses into the longest chains among themselves.
 
     Softmax, operators with several outputs and unknown ones stay alone. `boundaries` are tensors that stay visible
@@ -124,7 +125,7 @@ def _grown(graph: OperatorGraph, boundaries: frozenset[str], label: str, *, with
     growth = Growth(uses=uses)
     anchors = [operator.index for operator in graph.operators if is_anchor(operator)]
     for operator in graph.operators:
-        if not is_elementwise(operator):
+        if not is_elementwise(operator) and not is_reindexing(operator):
             growth.start(operator.index)
     for index in reversed(anchors):
         grow_forward(growth, index)
@@ -132,7 +133,11 @@ def _grown(graph: OperatorGraph, boundaries: frozenset[str], label: str, *, with
         for index in anchors:
             grow_backward(growth, index)
     for operator in reversed(graph.operators):
-        if is_movement(operator):
+        if is_movement(operator) and not is_reindexing(operator):
+            grow_forward(growth, operator.index)
+    for operator in graph.operators:
+        if is_reindexing(operator) and operator.index not in growth.owner:
+            growth.start(operator.index)
             grow_forward(growth, operator.index)
     for operator in graph.operators:
         if operator.index not in growth.owner:

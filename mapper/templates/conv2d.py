@@ -157,15 +157,16 @@ class Conv2d:
         require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
         require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
         require(spec, t["stage"] in (0, 1, 2), f"stage = {t['stage']} must be 0 (none), 1 (task) or 2 (root)")
-        require(
-            spec,
-            shape.groups == 1 or shape.co_group % t["vb"] == 0,
-            f"vb = {t['vb']} must divide the {shape.co_group} output channels of a group",
-        )
         rows = ceil_div(shape.oh, t["rh"])
         require(spec, rows % t["th"] == 0, f"th = {t['th']} must divide {rows} row tiles")
         blocks = _blocks(shape, t["vb"])
         require(spec, blocks % t["tc"] == 0, f"tc = {t['tc']} must divide {blocks} channel blocks")
+        require(
+            spec,
+            _is_aligned(shape, t["vb"]) or (t["stage"] == STAGE_TASK and _is_exact(shape, t) and shape.rank == 4),
+            f"vb = {t['vb']} does not divide the {shape.co_group} output channels of a group, so stage must be 1 (task) "
+            "and the tile must divide the image",
+        )
         require(spec, shape.ci_group % t["ku"] == 0, f"ku = {t['ku']} must divide {shape.ci_group} input channels")
         exact = shape.oh % t["rh"] == 0 and shape.ow % t["rw"] == 0
         require(
@@ -209,14 +210,15 @@ class Conv2d:
         )
 
     def packings(self, spec: GroupSpec, choice: Choice) -> Mapping[str, Packing]:
-        """Pack (co, ci/g, kh, kw) as (co/vb, kh, kw, ci/g, vb), the last block filled up with zeros."""
+        """Pack (co, ci/g, kh, kw) as (co/vb, kh, kw, ci/g, vb), the last block of each group filled up with zeros."""
         shape, vb = conv_shape(spec), int(choice.tile["vb"])
         blocks = _blocks(shape, vb)
         packed = (blocks, shape.kh, shape.kw, shape.ci_group, vb)
 
         def pack(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            full = np.zeros((blocks * vb, shape.ci_group, shape.kh, shape.kw), weight.dtype)
-            full[: shape.co] = weight.reshape(shape.co, shape.ci_group, shape.kh, shape.kw)
+            kernel = (shape.ci_group, shape.kh, shape.kw)
+            full = np.zeros((shape.groups, blocks * vb // shape.groups, *kernel), weight.dtype)
+            full[:, : shape.co_group] = weight.reshape(shape.groups, shape.co_group, *kernel)
             cut = full.reshape(blocks, vb, shape.ci_group, shape.kh, shape.kw)
             return np.ascontiguousarray(cut.transpose(0, 3, 4, 2, 1))
 
@@ -238,6 +240,9 @@ class Conv2d:
         keep = {"acc"} if t["stage"] == STAGE_NONE else {"acc", "pad"}
         moves.inline_all(sch, frozenset(keep))
         acc, out = sch.get_sblock("acc"), moves.output_block(sch)
+        if not _is_aligned(shape, t["vb"]):
+            _apply_collected(sch, acc, choice, t)
+            return
         n, h, w, cb, v, kh, kw, ci = sch.get_loops(acc)
         ho, hi, hr = sch.split(h, [None, t["th"], t["rh"]])
         wo, wr = sch.split(w, [None, t["rw"]])
@@ -261,13 +266,39 @@ class Conv2d:
         sch.decompose_reduction(acc, kh)
 
 
+def _apply_collected(sch: Any, acc: Any, choice: Choice, t: Mapping[str, int]) -> None:
+    """Schedule a grouped convolution whose groups end inside a vector: tiles are collected, then dealt out."""
+    task = moves.task_from_output(sch, acc, t["th"] * t["rh"], choice.layouts[-1], t["v"])
+    h, w, cb, v, kh, kw, ci = sch.get_loops(acc)[-7:]
+    hi, hr = sch.split(h, [None, t["rh"]])
+    wo, wr = sch.split(w, [None, t["rw"]])
+    vo, vi = sch.split(v, [None, t["v"]])
+    sch.reorder(cb, hi, wo, kh, kw, ci, hr, wr, vo, vi)
+    for loop in (hr, wr, vo):
+        sch.unroll(loop)
+    sch.vectorize(vi)
+    moves.keep_in_registers(sch, acc, wo, t["v"])
+    moves.stage_copy(sch, "pad", task, t["v"])
+    sch.decompose_reduction(acc, kh)
+
+
 def is_depthwise(shape: ConvShape) -> bool:
     """Say whether each input channel has an output channel of its own."""
     return shape.groups > 1 and shape.ci_group == 1 and shape.co_group == 1
 
 
 def _blocks(shape: ConvShape, vb: int) -> int:
-    return ceil_div(shape.co, vb) if shape.groups == 1 else shape.co // vb
+    """Return the channel blocks of all groups; each group fills up its own last block."""
+    return shape.groups * ceil_div(shape.co_group, vb)
+
+
+def _is_aligned(shape: ConvShape, vb: int) -> bool:
+    """Say whether output channel c simply lies at block c // vb, lane c % vb."""
+    return shape.groups == 1 or shape.co_group % vb == 0
+
+
+def _is_exact(shape: ConvShape, t: Mapping[str, int]) -> bool:
+    return shape.oh % t["rh"] == 0 and shape.ow % t["rw"] == 0
 
 
 def _unpadded(shape: ConvShape) -> bool:
@@ -283,39 +314,47 @@ def _staged_elements(shape: ConvShape, t: Mapping[str, int]) -> int:
 
 
 def _channel_blocks(shape: ConvShape, machine: MachineModel) -> list[tuple[int, int]]:
-    """Return (v, vb): register vectors and channel blocks that suit the output channels."""
-    lanes = machine.vector_lanes_f32
-    found = []
-    if shape.groups > 1:
-        for vb in divisors(shape.co_group, 8 * lanes):
-            v = lanes
-            while v > 1 and vb % v:
-                v //= 2
-            if vb // v <= 12:
-                found.append((v, vb))
-        return found[-4:]
-    while lanes > 1 and lanes // 2 >= shape.co:
+    """Return (v, vb): register vectors and channel blocks that suit the output channels of one group."""
+    lanes, channels = machine.vector_lanes_f32, shape.co_group
+    while lanes > 1 and lanes // 2 >= channels:
         lanes //= 2
+    found = []
+    if shape.rank == 3 and shape.groups > 1:
+        return [(_dividing(lanes, vb), vb) for vb in divisors(channels, 8 * lanes)[-3:]]
     for vectors in (1, 2, 3, 4, 6):
         vb = vectors * lanes
-        waste = round_up(shape.co, vb) / shape.co
-        if vb <= round_up(shape.co, lanes) and (waste <= 1.15 or vectors == 1):
+        if vb <= round_up(channels, lanes) and (round_up(channels, vb) <= 1.15 * channels or vectors == 1):
             found.append((lanes, vb))
-    return found
+    if round_up(channels, lanes) == round_up(channels, 2 * lanes):
+        found.append((lanes, 2 * lanes))
+    half = lanes // 2
+    if half >= 4 and round_up(channels, lanes) > 1.15 * channels >= round_up(channels, half):
+        found.append((half, half * min(4, ceil_div(channels, half))))
+    return list(dict.fromkeys(found))
+
+
+def _dividing(lanes: int, size: int) -> int:
+    """Return the widest power of two up to `lanes` that divides `size`."""
+    while size % lanes:
+        lanes //= 2
+    return lanes
 
 
 def _register_rows(shape: ConvShape, registers: int, vectors: int) -> list[tuple[int, int]]:
-    """Return (rw, rh) that fit the register file beside the weights and waste little of the image."""
+    """Return (rw, rh) that fit the register file beside the weights and waste little of the image.
+
+    A tile is one row of pixels, unless the whole row is so short that several fit.
+    """
     room = max(1, (registers - vectors - 1) // vectors)
     found = []
-    for rh in (1, 2, 4):
-        if rh > shape.oh or (rh > 1 and shape.ow > 16):
-            continue
-        for rw in range(1, min(shape.ow, room // rh) + 1):
-            waste = round_up(shape.ow, rw) * round_up(shape.oh, rh) / (shape.ow * shape.oh)
+    for rw in range(1, min(shape.ow, room) + 1):
+        for rh in range(1, min(shape.oh, room // rw, 8 if rw > 1 else room) + 1):
+            if rh > 1 and rw < shape.ow and (rh > 2 or shape.ow > 16):
+                continue
+            waste = _padded(shape, (rw, rh)) / (shape.ow * shape.oh)
             if waste <= 1.2 and (rw * rh * vectors >= 6 or rw * rh == min(shape.ow * shape.oh, room)):
                 found.append((rw, rh))
-    found.sort(key=lambda rows: -rows[0] * rows[1] * (shape.ow * shape.oh) / _padded(shape, rows))
+    found.sort(key=lambda rows: (-rows[0] * rows[1] * (shape.ow * shape.oh) / _padded(shape, rows), rows[1]))
     return found[:6] or [(1, 1)]
 
 
@@ -333,6 +372,8 @@ def _task_grains(
     has_prologue = spec.operators[spec.anchor].inputs[0] not in spec.inputs
     grains = []
     heights = [th for th in divisors(row_tiles) if th * rh <= 32]
+    if not _is_aligned(shape, vb):
+        return [(STAGE_TASK, th, blocks) for th in heights[:5]] if exact and shape.rank == 4 else []
     for th in heights[:5]:
         tasks = shape.n * row_tiles // th
         if not (exact and _unpadded(shape) and not has_prologue and shape.is_pointwise) or tasks >= machine.threads:
@@ -387,7 +428,9 @@ def _stages(shape: ConvShape, t: Mapping[str, int], x: Any, weight: Any, bias: A
     )
 
     def out(n: Any, c: Any, h: Any, w: Any) -> Any:
-        value = acc[n, h, w, c // t["vb"], c % t["vb"]]
+        inner = c if _is_aligned(shape, t["vb"]) else c % shape.co_group
+        first = 0 if _is_aligned(shape, t["vb"]) else c // shape.co_group * blocks_per_group
+        value = acc[n, h, w, first + inner // t["vb"], inner % t["vb"]]
         return value if bias is None else value + bias[c]
 
     if shape.rank == 4:

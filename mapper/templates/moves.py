@@ -111,3 +111,32 @@ def stage_copy(sch: Any, block: str, task: Any, lanes: int) -> None:
         loops = sch.get_loops(copy)
         sch.parallel(sch.fuse(loops[0], loops[1]))
     vectorize_inner(sch, loops[-1], lanes, unroll=False)
+
+
+def task_from_output(sch: Any, acc: Any, rows: int, layout: str, lanes: int) -> Any:
+    """Cut the output (n, c, h, w) into tasks of `rows` rows, and compute the accumulators that a task needs in it.
+
+    For outputs whose channels do not map one to one on lanes: tiles are collected in a scratch and dealt out at the
+    end of the task. Returns the task loop.
+    """
+    out = output_block(sch)
+    n, c, h, w = sch.get_loops(out)
+    ho, hi = sch.split(h, [None, rows])
+    inner = c if layout == "nhwc" else w
+    sch.reorder(*((n, ho, hi, w, c) if layout == "nhwc" else (n, ho, c, hi, w)))
+    task = sch.fuse(n, ho)
+    sch.parallel(task)
+    sch.compute_at(acc, task, preserve_unit_loops=True)
+    vectorize_inner(sch, inner, lanes, unroll=False)
+    return task
+
+
+def keep_in_registers(sch: Any, acc: Any, tile: Any, lanes: int) -> None:
+    """Accumulate in registers, and copy each finished tile to the scratch at the loop `tile`."""
+    collected = sch.cache_write(acc, 0, "local")
+    sch.reverse_compute_at(collected, tile, preserve_unit_loops=True)
+    loops = sch.get_loops(collected)
+    vectorize_inner(sch, loops[-1], lanes, unroll=True)
+    for loop in loops[-3:-1]:
+        if extent(sch, loop) <= 32:
+            sch.unroll(loop)

@@ -21,7 +21,7 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
         result = super()._convert_operator(op_name, inputs, attrs, opset)
         index = int(attrs["tvm_custom"]["name"])
-        if isinstance(result, relax.Var | relax.Constant | relax.ShapeExpr | relax.PrimValue):
+        if not isinstance(result, relax.Call):
             return result
         return self.bb.emit(result, name_hint=f"onnx_node_{index}_")
 
@@ -44,22 +44,64 @@ def default_partition(model: onnx.ModelProto) -> list[list[int]]:
         relax.transform.FuseOps(),
     ]
     fused = tvm.ir.transform.Sequential(passes)(module)
-    groups: list[list[int]] = []
-    for block in fused["main"].body.blocks:
-        for binding in block.bindings:
-            members = _members(fused, binding)
-            if members:
-                groups.append(sorted(members))
-    return _completed(groups, len(graph.node))
+    bindings = [binding for block in fused["main"].body.blocks for binding in block.bindings]
+    groups = [_named_members(fused, binding) for binding in bindings]
+    named = set().union(*groups)
+    for members, binding in zip(groups, bindings, strict=True):
+        last = _unnamed_last(fused, binding, graph, named)
+        if last is not None:
+            members.add(last)
+            named.add(last)
+    return _completed([sorted(members) for members in groups], len(graph.node))
 
 
-def _members(module: Any, binding: Any) -> set[int]:
-    names = [str(binding.var.name_hint)]
+def _function(module: Any, binding: Any) -> Any:
+    """Return the fused function that a binding calls, None for anything else."""
     value = binding.value
     if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-        function = module[value.op]
-        names += [str(inner.var.name_hint) for block in function.body.blocks for inner in block.bindings]
-    return {int(match.group(1)) for name in names if (match := _NAME.match(name))}
+        return module[value.op]
+    return None
+
+
+def _index(variable: Any) -> int | None:
+    match = _NAME.match(str(variable.name))
+    return int(match.group(1)) if match else None
+
+
+def _named_members(module: Any, binding: Any) -> set[int]:
+    function = _function(module, binding)
+    inner = [item.var for block in function.body.blocks for item in block.bindings] if function is not None else []
+    return {index for variable in (binding.var, *inner) if (index := _index(variable)) is not None}
+
+
+def _unnamed_last(module: Any, binding: Any, graph: onnx.GraphProto, named: set[int]) -> int | None:
+    """Return the node behind a fused function's last operator, whose name FuseOps drops.
+
+    It is the one node without a name elsewhere that reads what the operator reads.
+    """
+    function = _function(module, binding)
+    if function is None:
+        return None
+    sources = _sources(function)
+    tensors = {output for index in sources for output in graph.node[index].output}
+    readers = [i for i, node in enumerate(graph.node) if i not in named and tensors & set(node.input)]
+    return readers[0] if readers else None
+
+
+def _sources(function: Any) -> set[int]:
+    """Return the nodes whose values reach the function's last binding through unnamed ones."""
+    values = {item.var: item.value for block in function.body.blocks for item in block.bindings}
+    last = list(values)[-1]
+    found: set[int] = set()
+    pending = list(relax.analysis.free_vars(values[last]))
+    while pending:
+        variable = pending.pop()
+        index = _index(variable)
+        if index is not None:
+            found.add(index)
+        elif variable in values:
+            pending += list(relax.analysis.free_vars(values[variable]))
+    return found
 
 
 def _completed(groups: list[list[int]], count: int) -> list[list[int]]:

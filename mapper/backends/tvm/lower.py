@@ -160,8 +160,8 @@ def _lift_constants(main: Any, lifted: dict[Any, np.ndarray[Any, Any]]) -> Any:
 
     @relax.expr_functor.mutator
     class Lift(relax.PyExprMutator):  # type: ignore[misc]
-        def visit_constant_(self, op: Any) -> Any:
-            value = op.data.numpy()
+        def visit_generic_const_(self, op: Any) -> Any:
+            value = op.value.numpy()
             variable = relax.Var(f"const{len(lifted)}", relax.TensorType(value.shape, str(value.dtype)))
             lifted[variable] = value
             return variable
