@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from mapper.errors import BadInputError
 from mapper.records import GroupSpec
-from mapper.templates import conv2d, convtranspose, depthwise, generic, matmul
+from mapper.templates import conv2d, convtranspose, depthwise, generic, matmul, rowwise
 from mapper.templates.protocol import Template
 
-ALL: tuple[Template, ...] = (conv2d.TEMPLATE, depthwise.TEMPLATE, convtranspose.TEMPLATE, matmul.TEMPLATE, generic.TEMPLATE)
+ALL: tuple[Template, ...] = (conv2d.TEMPLATE, depthwise.TEMPLATE, convtranspose.TEMPLATE, matmul.TEMPLATE, rowwise.TEMPLATE, generic.TEMPLATE)
 _BY_NAME: Mapping[str, Template] = {template.name: template for template in ALL}
 
 

@@ -6,12 +6,13 @@ order; a reduction with no such axis (one row to one number) is left to one vect
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from mapper.records import Choice, GroupSpec, MachineModel, Prediction
 from mapper.templates import moves
 from mapper.templates.protocol import Convert, Packing
-from mapper.templates.tiles import boundary_traffic, integers, require, roof
+from mapper.templates.tiles import boundary_traffic, ceil_div, integers, require, roof, round_up
 
 FIELDS = ("v", "grain")
 
@@ -27,17 +28,18 @@ class Generic:
         return bool(spec.operators)
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
-        """Offer full and half vectors, serial or parallel."""
+        """Offer full and half vectors and none; serial, a task a thread, or four."""
         del spec
-        lanes = machine.vector_lanes_f32
-        tiles = [{"v": v, "grain": grain} for v in (lanes, max(1, lanes // 2), 1) for grain in (1, 0)]
+        lanes, threads = machine.vector_lanes_f32, machine.threads
+        widths, grains = dict.fromkeys((lanes, max(1, lanes // 2), 1)), dict.fromkeys((threads, 4 * threads, 0))
+        tiles = [{"v": v, "grain": grain} for v in widths for grain in grains]
         return tuple(Choice(template=self.name, layouts=layouts, tile=tile) for tile in tiles)
 
     def check(self, spec: GroupSpec, choice: Choice) -> None:
         """Check the two fields."""
         t = integers(spec, choice, FIELDS)
         require(spec, t["v"] >= 1 and t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
-        require(spec, t["grain"] in (0, 1), f"grain = {t['grain']} must be 0 (serial) or 1 (parallel)")
+        require(spec, t["grain"] <= 4096, f"grain = {t['grain']} must be the least number of parallel tasks, 0 for none")
 
     def cost(self, spec: GroupSpec, choice: Choice, machine: MachineModel) -> Prediction:
         """Predict from compulsory traffic; arithmetic runs at an eighth of FMA peak, transcendentals at a sixtieth."""
@@ -47,7 +49,7 @@ class Generic:
         work = 8.0 * (spec.flops - spec.longlat_flops) + 60.0 * spec.longlat_flops
         efficiency = min(1.0, t["v"] / machine.vector_lanes_f32) * share
         traffic = {level: moved / share for level, moved in boundary_traffic(spec, machine).items()}
-        return roof(machine, executed_flops=work, efficiency=efficiency, traffic_b=traffic, launches=int(t["grain"]))
+        return roof(machine, executed_flops=work, efficiency=efficiency, traffic_b=traffic, launches=int(t["grain"] > 0))
 
     def packings(self, spec: GroupSpec, choice: Choice) -> Mapping[str, Packing]:
         """Leave weights as they are."""
@@ -64,7 +66,7 @@ class Generic:
         t = integers(spec, choice, FIELDS)
         moves.inline_all(sch, _expensive(sch))
         for block in moves.all_blocks(sch):
-            _schedule_block(sch, block, t["v"], parallel=bool(t["grain"]))
+            _schedule_block(sch, block, t["v"], t["grain"])
 
 
 def _expensive(sch: Any) -> frozenset[str]:
@@ -77,7 +79,8 @@ def _expensive(sch: Any) -> frozenset[str]:
     return frozenset(kept)
 
 
-def _schedule_block(sch: Any, block: Any, lanes: int, *, parallel: bool) -> None:
+def _schedule_block(sch: Any, block: Any, lanes: int, tasks: int) -> None:
+    """Order a block's loops as its output lies in memory, cut `tasks` parallel pieces, vectorize the innermost axis."""
     statement = sch.get(block)
     loops = sch.get_loops(block)
     if len(loops) != len(statement.iter_vars) or not loops:
@@ -87,25 +90,19 @@ def _schedule_block(sch: Any, block: Any, lanes: int, *, parallel: bool) -> None
     if not spatial:
         return
     *outer, inner = spatial
-    is_wide = moves.extent(sch, inner) >= lanes
-    if not outer and is_wide and parallel:
-        split, inner = sch.split(inner, [None, _chunk(moves.extent(sch, inner), lanes)])
-        outer = [split]
+    if tasks > prod(moves.extent(sch, loop) for loop in outer):
+        size = moves.extent(sch, inner)
+        chunk = round_up(ceil_div(size, tasks), lanes)
+        if chunk < size:
+            piece, inner = sch.split(inner, [None, chunk])
+            outer = [*outer, piece]
     sch.reorder(*outer, *reductions, inner)
-    if outer and parallel:
+    if outer and tasks:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-    if lanes > 1 and is_wide:
-        moves.vectorize_inner(sch, inner, lanes, unroll=False)
+    if lanes > 1 and moves.extent(sch, inner) >= lanes:
+        moves.vectorize_inner(sch, inner, lanes, unroll=bool(reductions))
     if reductions:
-        sch.decompose_reduction(block, sch.get_loops(block)[1 if outer and outer else 0])
-
-
-def _chunk(size: int, lanes: int) -> int:
-    """Return a multiple of the vector that cuts `size` into about 64 pieces exactly, or `size` itself."""
-    for chunk in range(max(lanes, size // 64 // lanes * lanes), size, lanes):
-        if size % chunk == 0:
-            return chunk
-    return size
+        sch.decompose_reduction(block, reductions[0])
 
 
 TEMPLATE = Generic()

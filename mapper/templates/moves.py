@@ -49,10 +49,14 @@ def inline_all(sch: Any, keep: frozenset[str]) -> None:
 
 
 def vectorize_inner(sch: Any, loop: Any, lanes: int, *, unroll: bool) -> None:
-    """Vectorize `loop` by the widest power of two up to `lanes` that divides it; unroll what is left on request."""
+    """Vectorize `loop` by `lanes`; unroll what is left on request.
+
+    A longer loop that `lanes` does not divide is cut into whole vectors and a tail (TVM's loop partitioning); a
+    shorter one takes the widest power of two that divides it.
+    """
     size = extent(sch, loop)
     width = lanes
-    while width > 1 and size % width:
+    while size < lanes and width > 1 and size % width:
         width //= 2
     if width == 1:
         if unroll and size <= 16:
@@ -60,7 +64,9 @@ def vectorize_inner(sch: Any, loop: Any, lanes: int, *, unroll: bool) -> None:
         return
     outer, inner = sch.split(loop, [None, width])
     sch.vectorize(inner)
-    if unroll and size // width <= 8:
+    if size % width:
+        sch.annotate(outer, "pragma_loop_partition_hint", 1)
+    elif unroll and size // width <= 8:
         sch.unroll(outer)
 
 

@@ -151,6 +151,20 @@ class Server:
 
         return default_partition(onnx.load(path))
 
+    def tvm_default(self, path: str, feeds: str, runs: int) -> list[float]:
+        """Time a whole model as TVM builds it on its own; feeds by position."""
+        import onnx  # noqa: PLC0415
+
+        from mapper.backends.tvm.default_build import time_default  # noqa: PLC0415
+
+        with np.load(feeds) as values:
+            arrays = [values[f"input{index}"] for index in range(len(values.files))]
+        return time_default(onnx.load(path), arrays, runs, self._session.target)
+
+    def add_weights(self, names: Sequence[str], path: str) -> None:
+        """Know more weights, written by position, besides the canonical model's constants."""
+        self._session.weights.update(_feeds(path, names))
+
     def probe_flops(self, dtype: str, threads: int, repeats: int) -> dict[str, Any]:
         """Run the multiply-add probe."""
         from mapper.backends.tvm import probes  # noqa: PLC0415

@@ -205,6 +205,22 @@ class TvmWorker:
         partition: list[list[int]] = self._call("default_partition", 300.0, path=str(path))
         return partition
 
+    def tvm_default(self, model: Path, feeds: Path, runs: int, timeout_s: float = 900.0) -> list[float]:
+        """Time a whole model as TVM builds it on its own; seconds a run.
+
+        Raises:
+            ChildFailureError: TVM does not import, build or run it.
+        """
+        samples: list[float] = self._call("tvm_default", timeout_s, path=str(model), feeds=str(feeds), runs=runs)
+        return samples
+
+    def add_weights(self, values: Mapping[str, Array]) -> None:
+        """Let models that are composed next name these weights too; a replaced child has forgotten them."""
+        file = self._file("weights")
+        write_feeds(file, list(values.values()))
+        self._call("add_weights", names=list(values), path=str(file))
+        file.unlink()
+
     def _start(self) -> None:
         environment = {"TVM_NUM_THREADS": str(self._threads)}
         self._child = Child("mapper.worker.tvm_server", log=self._folder / "tvm_worker.log", env=environment)

@@ -80,7 +80,7 @@ def is_running(pid):
 
 def ends(pid):
     """Wait until a process has ended; give up after a time that no test needs."""
-    for _ in range(1000):
+    for _ in range(250):
         if not is_running(pid):
             return True
         time.sleep(0.02)
@@ -117,7 +117,7 @@ def test_a_variable_reaches_the_child(start):
 
 def test_a_refusal_keeps_its_step_and_leaves_the_child_alive(start):
     child = start()
-    with pytest.raises(ChildFailureError, match="^no such register$") as caught:
+    with pytest.raises(ChildFailureError, match=r"^no such register$") as caught:
         child.call("refuse")
     assert (caught.value.step, caught.value.is_dead) == ("build", False)
     assert child.call("say", word="still here") == "still here"

@@ -127,8 +127,10 @@ def test_a_forgotten_kernel_is_built_again_when_asked_for(worker):
     assert_works(worker, CONV)
 
 
-def test_no_file_is_left_behind(worker, tmp_path):
+def test_no_arrays_are_left_behind(worker):
     assert_works(worker, CONV)
+    with pytest.raises(ChildFailureError, match="KeyError"):
+        worker.run_kernel(CONV.spec.key, first_choice(CONV), {"in0": CONV.values()["in0"]})  # no weights
     left = [path.name for path in worker._folder.iterdir() if path.suffix == ".npz"]
     assert left == []
 
@@ -144,7 +146,8 @@ def test_probes_count_their_work(worker):
     assert work > 0
     assert len(samples) == 2
     work, samples = worker.probe("bandwidth", size_b=1 << 16, threads=2, repeats=2)
-    assert work == pytest.approx(1 << 16, rel=0.01) or work % (1 << 16) == 0
+    assert work > 0
+    assert work % (1 << 16) == 0  # whole passes over the working set
     assert len(samples) == 2
 
 

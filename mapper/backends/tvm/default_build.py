@@ -1,6 +1,6 @@
 """A whole model as TVM builds it on its own: its importer and its default pipeline, nothing of ours. For comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,27 +14,16 @@ SLOW_S = 0.5  # a run longer than this is repeated SLOW_RUNS times only
 SLOW_RUNS = 3
 
 
-def time_default(model: onnx.ModelProto, feeds: Mapping[str, Array], runs: int, target: Any) -> list[float]:
-    """Build a static model with `relax.build` for `target` and return the seconds of each run, after one warm-up.
+def time_default(model: onnx.ModelProto, feeds: Sequence[Array], runs: int, target: Any) -> list[float]:
+    """Build a static model with `relax.build` for `target` and return the seconds of each run, after a first one.
 
-    Runs `runs` times, three times when one run takes more than half a second.
+    `feeds` follow the model's inputs. Runs `runs` times, three times when the first run takes over half a second.
     """
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    module = from_onnx(model, opset=opset, keep_params_in_input=False)
+    module = from_onnx(model, keep_params_in_input=False)
     machine = relax.VirtualMachine(relax.build(module, target=target), tvm.cpu())
-    names = [str(parameter.name) for parameter in module["main"].params]
-    wanted = _by_sanitised_name(feeds)
-    machine.set_input("main", *(tvm.runtime.tensor(np.ascontiguousarray(wanted[name])) for name in names))
-    once = _time(machine, 1)[0]
-    return _time(machine, SLOW_RUNS if once > SLOW_S else runs)
-
-
-def _by_sanitised_name(feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the feeds under the names that TVM's importer gives to its parameters."""
-    placeholder = onnx.GraphProto()
-    placeholder.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)
-    del placeholder
-    return feeds
+    machine.set_input("main", *(tvm.runtime.tensor(np.ascontiguousarray(value)) for value in feeds))
+    once_s = _time(machine, 1)[0]
+    return _time(machine, SLOW_RUNS if once_s > SLOW_S else runs)
 
 
 def _time(machine: Any, runs: int) -> list[float]:

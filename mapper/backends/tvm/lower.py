@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from mapper.errors import BadInputError
 from mapper.records import Choice, GroupSpec
+from mapper.templates import fastmath
 from mapper.templates.protocol import Convert, Template
 
 KERNEL = "kernel"
@@ -58,9 +59,10 @@ def lower(spec: GroupSpec, model: onnx.ModelProto, choice: Choice, template: Tem
         raise LoweringError(str(error)) from error
     except Exception as error:
         raise LoweringError(f"{type(error).__name__}: {_last_line(error)}") from error
-    params = [_buffer(parameter) for parameter in sch.mod[KERNEL].params]
+    module = s_tir.transform.ConvertSSA()(sch.mod)  # inlining may have repeated a let binding
+    params = [_buffer(parameter) for parameter in module[KERNEL].params]
     return Lowered(
-        module=sch.mod,
+        module=module,
         shapes=tuple(shape for shape, _ in params),
         dtypes=tuple(dtype for _, dtype in params),
         constants=constants,
@@ -92,7 +94,8 @@ def _import(spec: GroupSpec, model: onnx.ModelProto, choice: Choice, template: T
             value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, packings[value.name].shape))
     for index, node in enumerate(graph.node):
         node.name = f"op{index}"
-    converters = {f"op{index}": convert for index, convert in template.converters(spec, choice).items()}
+    own = {**fastmath.converters(spec), **template.converters(spec, choice)}
+    converters = {f"op{index}": convert for index, convert in own.items()}
     importer = _Importer(converters)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     module = importer.from_onnx(graph, opset)
