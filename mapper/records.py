@@ -571,7 +571,7 @@ class ScheduleFile:
     layout: str
     target: str
     compiler: str
-    choices: MappingABC[str, Choice]  # by group key
+    choices: MappingABC[str, Choice]  # by group key and boundary layouts: `KEY:nhwc,nhwc`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

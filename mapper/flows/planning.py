@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import onnx
@@ -13,7 +14,7 @@ from mapper.plan import fusion
 from mapper.plan.layout import group_layouts, tensor_layouts
 from mapper.plan.spec import group_spec
 from mapper.plan.submodel import group_model
-from mapper.records import Choice, FusionPlan, GroupSpec, MachineModel, ScheduleFile
+from mapper.records import FusionPlan, GroupSpec, MachineModel, ScheduleFile
 from mapper.search.space import Space, make_space, space_key
 from mapper.worker.client import ChildFailureError
 from mapper.worker.workers import TvmWorker
@@ -76,11 +77,16 @@ def define_groups(prepared: Prepared, drafts: Sequence[Draft], worker: TvmWorker
             if group.key in specs:
                 continue
             spec = group_spec(prepared.graph, group)
-            path = prepared.folder / f"group_{group.key}.onnx"
+            path = group_file(prepared, group.key)
             onnx.save_model(group_model(prepared.normalized.proto, prepared.graph, group), path)
             worker.define(spec, path)
             specs[group.key] = spec
     return specs
+
+
+def group_file(prepared: Prepared, key: str) -> Path:
+    """Return where a group's ONNX model lies."""
+    return prepared.folder / f"group_{key}.onnx"
 
 
 def make_spaces(drafts: Sequence[Draft], specs: Mapping[str, GroupSpec], machine: MachineModel) -> dict[str, Space]:
@@ -100,11 +106,6 @@ def make_spaces(drafts: Sequence[Draft], specs: Mapping[str, GroupSpec], machine
 def searched_keys(drafts: Sequence[Draft]) -> frozenset[str]:
     """Return the spaces that the search may spend its budget on."""
     return frozenset(key for draft in drafts if draft.is_searched for key in draft.space_keys)
-
-
-def fallback_choice(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Choice:
-    """Return the generic template's first choice, for groups whose own template fails."""
-    return templates.by_name("generic").choices(spec, machine, layouts)[0]
 
 
 def _space(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Space:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mapper import templates
 from mapper.config import Budget, Progress
+from mapper.errors import BadInputError
 from mapper.keys import choice_key, digest
 from mapper.measure.journal import Journal
 from mapper.records import Candidate, Choice, GroupSpec, MachineModel
@@ -36,6 +37,7 @@ class Search:
     measured: int = 0
     failed: int = 0
     from_journal: int = 0
+    stopped: str = "budget"
 
     def best(self, key: str) -> Candidate | None:
         """Return the fastest candidate of a space."""
@@ -51,22 +53,27 @@ class Search:
                     break
             self.progress.step(self.spaces[key].spec.name)
 
-    def run(self, keys: frozenset[str], budget: Budget, deadline: float) -> str:
-        """Spend the budget on the given spaces; return why it stopped: budget, exhausted or interrupted."""
-        closed = {key for key in self.spaces if key not in keys or (key in self.given and budget.trials == 0)}
-        total = budget.trials
-        self.progress.stage("searching", total)
-        while True:
-            if (total is not None and self.measured >= total) or time.monotonic() >= deadline:
-                return "budget"
-            space = pick([self.spaces[key] for key in sorted(keys)], self.tried, frozenset(closed))
+    def run(self, keys: frozenset[str], budget: Budget, seconds: float | None) -> None:
+        """Spend the budget on the given spaces; `stopped` then says why it ended.
+
+        A budget counts the trials made here, beyond the one schedule that every kernel gets first.
+        """
+        deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        spaces = [self.spaces[key] for key in sorted(keys)]
+        closed: set[str] = set()
+        trials = 0
+        self.progress.stage("searching", budget.trials)
+        while (budget.trials is None or trials < budget.trials) and time.monotonic() < deadline:
+            space = pick(spaces, self.tried, frozenset(closed))
             if space is None:
-                return "exhausted"
+                self.stopped = "exhausted"
+                return
             choice = self.strategy.propose(space, tuple(self.tried.get(space.key, ())))
             if choice is None or self._is_hopeless(space):
                 closed.add(space.key)
                 continue
             self.try_choice(space, choice)
+            trials += 1
             self.progress.step(space.spec.name, self._best_text())
 
     def try_choice(self, space: Space, choice: Choice) -> Candidate:
@@ -100,8 +107,9 @@ class Search:
         self.progress.stage("sharing the best tiles with equal operators", len(pending))
         for key in pending:
             space = self.spaces[key]
-            choice = _moved(known[anchor_key(space.spec)].choice, space.layouts)
-            if all(candidate.choice != choice for candidate in self.tried.get(key, ())):
+            choice = replace(known[anchor_key(space.spec)].choice, layouts=space.layouts)
+            is_new = all(candidate.choice != choice for candidate in self.tried.get(key, ()))
+            if is_new and _is_legal(space.spec, choice):
                 self.try_choice(space, choice)
             self.progress.step(space.spec.name)
 
@@ -142,5 +150,10 @@ def anchor_key(spec: GroupSpec) -> str:
     return digest([anchor.op_type, dict(anchor.attributes), shapes])
 
 
-def _moved(choice: Choice, layouts: tuple[str, ...]) -> Choice:
-    return Choice(template=choice.template, layouts=layouts, tile=choice.tile)
+def _is_legal(spec: GroupSpec, choice: Choice) -> bool:
+    template = templates.by_name(choice.template)
+    try:
+        template.check(spec, choice)
+    except BadInputError:
+        return False
+    return template.matches(spec)

@@ -1,12 +1,12 @@
 """Every kept kernel compared alone, every mapping compared whole, and the comparison itself put to the test."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from mapper.flows.planning import Draft
+from mapper.flows.planning import Draft, group_file
 from mapper.flows.prepare import Prepared
 from mapper.ingress.feeds import float_feed
 from mapper.plan.layout import tensor_layouts
@@ -16,6 +16,7 @@ from mapper.worker.client import ChildFailureError
 from mapper.worker.workers import ReferenceWorker, TvmWorker
 
 Array = np.ndarray[Any, Any]
+MUTANTS = 20
 MUTATIONS = ("tap", "swap", "scale", "border")
 
 
@@ -27,26 +28,24 @@ class KernelCheck:
     reference: ReferenceWorker
     worker: TvmWorker
     seed: int
-    _cases: dict[str, tuple[dict[str, Array], dict[str, Array]]]
+    _cases: dict[str, tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=dict)
 
-    @classmethod
-    def start(cls, prepared: Prepared, reference: ReferenceWorker, worker: TvmWorker, seed: int) -> "KernelCheck":
-        """Begin with nothing checked."""
-        return cls(prepared=prepared, reference=reference, worker=worker, seed=seed, _cases={})
+    def check(self, spec: GroupSpec, choice: Choice, corruption: tuple[str, str] | None = None) -> Verification:
+        """Compare one kernel; a kernel or reference that does not run does not pass.
 
-    def check(self, spec: GroupSpec, choice: Choice) -> Verification:
-        """Compare one kernel; a kernel or reference that does not run does not pass."""
+        `corruption` (weight, kind) spoils a packed weight first: then the comparison ought to fail.
+        """
         subject = f"{spec.name} alone"
         try:
             values, wanted = self._case(spec)
-            found = self.worker.run_kernel(spec.key, choice, values)
+            found = self.worker.run_kernel(spec.key, choice, values, corruption)
         except ChildFailureError as error:
             return Verification(subject=subject, reference=f"not compared: {error.reason}", checks=(), passed=False)
         return verify(subject, found, wanted, "onnxruntime on the same subgraph", scope="kernel")
 
     def _case(self, spec: GroupSpec) -> tuple[dict[str, Array], dict[str, Array]]:
         if spec.key not in self._cases:
-            path = self.prepared.folder / f"group_{spec.key}.onnx"
+            path = group_file(self.prepared, spec.key)
             rng = np.random.default_rng(self.seed)
             values = {name: argument(spec, name, rng) for name in (*spec.inputs, *spec.weights)}
             outputs = self.reference.run(path, list(values.values()))
@@ -68,7 +67,7 @@ def argument(spec: GroupSpec, name: str, rng: np.random.Generator) -> Array:
     return value.astype(tensor.dtype)
 
 
-def kept_candidates(
+def fastest_right(
     tried: Sequence[Candidate], spec: GroupSpec, check: KernelCheck, failures: list[Failure]
 ) -> tuple[Candidate, Verification] | None:
     """Return the fastest candidate that also computes the right thing; wrong ones become failures."""
@@ -103,35 +102,42 @@ class ModelCheck:
         }
         return verify(draft.label, found, self.wanted, "original model, onnxruntime at ORT_DISABLE_ALL")
 
-    def with_mutants(
-        self,
-        draft: Draft,
-        verification: Verification,
-        weights: Sequence[str],
-        run_mutant: Callable[[str, str], list[Array] | None],
-        count: int,
-    ) -> tuple[Verification, tuple[str, ...]]:
-        """Corrupt up to `count` weights, one at a time, and see the check fail.
 
-        Returns the verification with its strength, and the corruptions that passed. One that changes nothing, bit for
-        bit, in what the model computes is no mutant and is not counted.
-        """
-        rng = np.random.default_rng(0)
-        pairs = [(weight, kind) for kind in MUTATIONS for weight in weights]
-        caught, missed, tested = 0, [], 0
-        for index in rng.permutation(len(pairs)):
-            if tested == count:
-                break
-            weight, kind = pairs[int(index)]
-            outputs = run_mutant(weight, kind)
-            if outputs is None:
-                continue
-            tested += 1
-            if self.check(draft, outputs).passed:
-                missed.append(f"{kind} of {weight}")
-            else:
-                caught += 1
-        return replace(verification, mutants=tested, mutants_caught=caught), tuple(missed)
+def strengthen(
+    verification: Verification,
+    draft: Draft,
+    choices: Sequence[Choice],
+    check: ModelCheck,
+    kernel_check: KernelCheck,
+) -> tuple[Verification, tuple[str, ...]]:
+    """Put a passed verification to the test: corrupt one weight of one kernel at a time and see it fail.
+
+    A mutant is noticed when the model's outputs differ, or else when the kernel, corrupted the same way, differs alone.
+    A corruption that changes no bit of the weight is none.
+
+    Returns:
+        The verification with its strength, and what passed unnoticed.
+    """
+    worker, feeds = kernel_check.worker, check.prepared.feeds_file
+    weighted = [(at, local) for at, group in enumerate(draft.plan.groups) for local in range(len(group.weights))]
+    pairs = [(at, local, kind) for kind in MUTATIONS for at, local in weighted]
+    caught, tested, missed = 0, 0, []
+    for index in np.random.default_rng(0).permutation(len(pairs)):
+        if tested == MUTANTS:
+            break
+        at, local, kind = pairs[int(index)]
+        outputs = worker.run_mutant(draft.label, (at, local), kind, feeds)
+        if outputs is None:
+            continue
+        tested += 1
+        spec = worker.specs[draft.plan.groups[at].key]
+        is_noticed = not check.check(draft, outputs).passed
+        if not is_noticed:
+            is_noticed = not kernel_check.check(spec, choices[at], (spec.weights[local], kind)).passed
+        caught += is_noticed
+        if not is_noticed:
+            missed.append(f"{kind} of {draft.plan.groups[at].weights[local]}")
+    return replace(verification, mutants=tested, mutants_caught=caught), tuple(missed)
 
 
 def largest_errors(verification: Verification) -> tuple[float | None, float | None]:

@@ -6,7 +6,15 @@ from dataclasses import replace
 import networkx as nx
 
 from mapper.errors import BadInputError
-from mapper.plan.chains import Growth, grow_backward, grow_forward, is_anchor, is_elementwise, is_movement, is_reindexing
+from mapper.plan.chains import (
+    Growth,
+    grow_backward,
+    grow_forward,
+    is_anchor,
+    is_elementwise,
+    is_movement,
+    is_reindexing,
+)
 from mapper.plan.group import Uses, make_group, unique_names
 from mapper.plan.legality import check_plan, is_connected, quotient
 from mapper.records import FusionPlan, Operator, OperatorGraph
@@ -123,28 +131,38 @@ def _squashed(uses: Uses, operator: Operator | None) -> str | None:
 def _grown(graph: OperatorGraph, boundaries: frozenset[str], label: str, *, with_prologues: bool) -> FusionPlan:
     uses = Uses(graph=graph, boundaries=boundaries)
     growth = Growth(uses=uses)
-    anchors = [operator.index for operator in graph.operators if is_anchor(operator)]
     for operator in graph.operators:
         if not is_elementwise(operator) and not is_reindexing(operator):
             growth.start(operator.index)
+    _grow_anchors(growth, with_prologues=with_prologues)
+    for operator in reversed(graph.operators):
+        if is_movement(operator) and not is_reindexing(operator):
+            grow_forward(growth, operator.index)
+    _grow_rest(growth)
+    return _plan(uses, growth.members.values(), label, growth.rejected)
+
+
+def _grow_anchors(growth: Growth, *, with_prologues: bool) -> None:
+    anchors = [operator.index for operator in growth.uses.graph.operators if is_anchor(operator)]
     for index in reversed(anchors):
         grow_forward(growth, index)
     if with_prologues:
         for index in anchors:
             grow_backward(growth, index)
-    for operator in reversed(graph.operators):
-        if is_movement(operator) and not is_reindexing(operator):
-            grow_forward(growth, operator.index)
-    for operator in graph.operators:
-        if is_reindexing(operator) and operator.index not in growth.owner:
+
+
+def _grow_rest(growth: Growth) -> None:
+    """Give the operators that nobody took groups of their own: chains of re-indexing first, then element-wise ones."""
+    operators = growth.uses.graph.operators
+    for operator in (op for op in operators if is_reindexing(op)):
+        if operator.index not in growth.owner:
             growth.start(operator.index)
             grow_forward(growth, operator.index)
-    for operator in graph.operators:
+    for operator in operators:
         if operator.index not in growth.owner:
             growth.start(operator.index)
             grow_forward(growth, operator.index)
             grow_backward(growth, operator.index)
-    return _plan(uses, growth.members.values(), label, growth.rejected)
 
 
 def _plan(uses: Uses, partition: Iterable[Sequence[int]], label: str, rejected: Iterable[str] = ()) -> FusionPlan:

@@ -7,7 +7,14 @@ from mapper.records import GroupSpec
 from mapper.templates import conv2d, convtranspose, depthwise, generic, matmul, rowwise
 from mapper.templates.protocol import Template
 
-ALL: tuple[Template, ...] = (conv2d.TEMPLATE, depthwise.TEMPLATE, convtranspose.TEMPLATE, matmul.TEMPLATE, rowwise.TEMPLATE, generic.TEMPLATE)
+ALL: tuple[Template, ...] = (
+    conv2d.TEMPLATE,
+    depthwise.TEMPLATE,
+    convtranspose.TEMPLATE,
+    matmul.TEMPLATE,
+    rowwise.TEMPLATE,
+    generic.TEMPLATE,
+)
 _BY_NAME: Mapping[str, Template] = {template.name: template for template in ALL}
 
 

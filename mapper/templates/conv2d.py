@@ -17,6 +17,7 @@ from mapper.templates import moves
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
     FLOAT32_B,
+    anchor_of,
     boundary_traffic,
     ceil_div,
     divisors,
@@ -26,9 +27,11 @@ from mapper.templates.tiles import (
     resident_level,
     roof,
     round_up,
+    sole_operator,
     tail_efficiency,
 )
 
+CONV = frozenset({"Conv"})
 FIELDS = ("v", "vb", "rw", "rh", "th", "tc", "stage", "ku")
 STAGE_NONE, STAGE_TASK, STAGE_ROOT = 0, 1, 2
 
@@ -76,7 +79,7 @@ class ConvShape:
 
 def conv_shape(spec: GroupSpec) -> ConvShape:
     """Read the shape of the group's anchor convolution."""
-    anchor = spec.operators[spec.anchor]
+    anchor = anchor_of(spec, CONV)
     x, w, y = (spec.tensors[name].shape for name in (anchor.inputs[0], anchor.inputs[1], anchor.outputs[0]))
     spatial = len(x) - 2
     ints = {name: _ints(anchor, name, default, spatial) for name, default in (("strides", 1), ("dilations", 1))}
@@ -127,12 +130,10 @@ class Conv2d:
 
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 convolutions with constant weights that are not depthwise."""
-        anchor = spec.operators[spec.anchor]
-        if anchor.op_type != "Conv" or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
+        anchor = sole_operator(spec, CONV)
+        if anchor is None or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
             return False
         if spec.tensors[anchor.inputs[0]].dtype != "float32" or len(spec.tensors[anchor.inputs[0]].shape) not in (3, 4):
-            return False
-        if any(op.op_type == "Conv" and op.index != spec.anchor for op in spec.operators):
             return False
         return not is_depthwise(conv_shape(spec))
 
@@ -164,8 +165,8 @@ class Conv2d:
         require(
             spec,
             _is_aligned(shape, t["vb"]) or (t["stage"] == STAGE_TASK and _is_exact(shape, t) and shape.rank == 4),
-            f"vb = {t['vb']} does not divide the {shape.co_group} output channels of a group, so stage must be 1 (task) "
-            "and the tile must divide the image",
+            f"vb = {t['vb']} does not divide the {shape.co_group} output channels of a group, "
+            "so stage must be 1 (task) and the tile must divide the image",
         )
         require(spec, shape.ci_group % t["ku"] == 0, f"ku = {t['ku']} must divide {shape.ci_group} input channels")
         exact = shape.oh % t["rh"] == 0 and shape.ow % t["rw"] == 0
@@ -222,7 +223,7 @@ class Conv2d:
             cut = full.reshape(blocks, vb, shape.ci_group, shape.kh, shape.kw)
             return np.ascontiguousarray(cut.transpose(0, 3, 4, 2, 1))
 
-        return {spec.operators[spec.anchor].inputs[1]: Packing(shape=packed, pack=pack)}
+        return {anchor_of(spec, CONV).inputs[1]: Packing(shape=packed, pack=pack)}
 
     def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
         """Emit the anchor as pad, accumulate and crop stages in tensor expressions."""
@@ -232,7 +233,7 @@ class Conv2d:
             tensors = [item for item in inputs[:3] if item is not None]
             return builder.emit_te(lambda *args: _stages(shape, tile, *args), *tensors, primfunc_name_hint="conv2d")
 
-        return {spec.anchor: convert}
+        return {anchor_of(spec, CONV).index: convert}
 
     def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
         """Tile, stage, vectorize and parallelize as the tile says."""
@@ -369,7 +370,7 @@ def _task_grains(
     row_tiles = ceil_div(shape.oh, rh)
     blocks = _blocks(shape, vb)
     exact = shape.oh % rh == 0 and shape.ow % rw == 0
-    has_prologue = spec.operators[spec.anchor].inputs[0] not in spec.inputs
+    has_prologue = anchor_of(spec, CONV).inputs[0] not in spec.inputs
     grains = []
     heights = [th for th in divisors(row_tiles) if th * rh <= 32]
     if not _is_aligned(shape, vb):

@@ -1,8 +1,8 @@
 """Transposed convolution whose stride equals its kernel: a matrix product per pixel, its results dealt out.
 
-Output pixel (y, x) takes exactly one input pixel (y // s, x // s) and one kernel tap (y % s, x % s). The anchor computes
-`acc[n, h, w, qb, v]` over the flattened channels q = (tap row, tap column, output channel); a task is `th` input rows.
-Other transposed convolutions go to the generic template.
+Output pixel (y, x) takes exactly one input pixel (y // s, x // s) and one kernel tap (y % s, x % s). The anchor
+computes `acc[n, h, w, qb, v]` over the flattened channels q = (tap row, tap column, output channel); a task is `th`
+input rows. Other transposed convolutions go to the generic template.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from mapper.records import Choice, GroupSpec, MachineModel, Prediction
 from mapper.templates import moves
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
+    anchor_of,
     boundary_traffic,
     ceil_div,
     divisors,
@@ -24,9 +25,11 @@ from mapper.templates.tiles import (
     require,
     roof,
     round_up,
+    sole_operator,
     tail_efficiency,
 )
 
+OP_TYPES = frozenset({"ConvTranspose"})
 FIELDS = ("v", "vb", "rw", "th", "stage")
 
 
@@ -56,10 +59,8 @@ class ConvTranspose:
 
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32, kernel = stride, no pads, no groups, constant weights."""
-        anchor = spec.operators[spec.anchor]
-        if anchor.op_type != "ConvTranspose" or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
-            return False
-        if any(op.op_type == "ConvTranspose" and op.index != spec.anchor for op in spec.operators):
+        anchor = sole_operator(spec, OP_TYPES)
+        if anchor is None or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
             return False
         x, w = spec.tensors[anchor.inputs[0]], spec.tensors[anchor.inputs[1]]
         if x.dtype != "float32" or len(x.shape) != 4:
@@ -74,7 +75,7 @@ class ConvTranspose:
         shape, lanes = transpose_shape(spec), machine.vector_lanes_f32
         while lanes > 1 and lanes // 2 >= shape.channels:
             lanes //= 2
-        has_prologue = spec.operators[spec.anchor].inputs[0] not in spec.inputs
+        has_prologue = anchor_of(spec, OP_TYPES).inputs[0] not in spec.inputs
         stages = (1,) if has_prologue else (0, 1)
         found = []
         for vectors in (1, 2, 3, 4, 6):
@@ -91,7 +92,9 @@ class ConvTranspose:
     def check(self, spec: GroupSpec, choice: Choice) -> None:
         """Check divisibility; see `tiles.require`."""
         shape, t = transpose_shape(spec), integers(spec, choice, FIELDS)
-        require(spec, all(t[name] >= 1 for name in FIELDS if name != "stage"), "every field but stage must be 1 or more")
+        require(
+            spec, all(t[name] >= 1 for name in FIELDS if name != "stage"), "every field but stage must be 1 or more"
+        )
         require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
         require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
         require(spec, shape.ih % t["th"] == 0, f"th = {t['th']} must divide {shape.ih} input rows")
@@ -104,7 +107,9 @@ class ConvTranspose:
         columns = round_up(shape.channels, t["vb"])
         pixels = shape.n * shape.ih * shape.iw
         tasks = shape.n * (shape.ih // t["th"])
-        efficiency = fma_efficiency(t["rw"], t["vb"] // t["v"], t["v"], machine) * tail_efficiency(tasks, machine.threads)
+        efficiency = fma_efficiency(t["rw"], t["vb"] // t["v"], t["v"], machine) * tail_efficiency(
+            tasks, machine.threads
+        )
         traffic = boundary_traffic(spec, machine)
         traffic["L2"] = traffic.get("L2", 0.0) + 8.0 * pixels * columns
         executed = 2.0 * pixels * columns * shape.ci
@@ -120,7 +125,7 @@ class ConvTranspose:
             full[:, : shape.channels] = weight.transpose(0, 2, 3, 1).reshape(shape.ci, shape.channels)
             return np.ascontiguousarray(full.reshape(shape.ci, blocks, vb).transpose(1, 0, 2))
 
-        return {spec.operators[spec.anchor].inputs[1]: Packing(shape=(blocks, shape.ci, vb), pack=pack)}
+        return {anchor_of(spec, OP_TYPES).inputs[1]: Packing(shape=(blocks, shape.ci, vb), pack=pack)}
 
     def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
         """Emit the anchor as stage, accumulate and deal-out stages in tensor expressions."""
@@ -131,7 +136,7 @@ class ConvTranspose:
             stages = lambda *args: _stages(shape, tile, *args)  # noqa: E731 emit_te wants a bare callable
             return builder.emit_te(stages, *tensors, primfunc_name_hint="convtranspose")
 
-        return {spec.anchor: convert}
+        return {anchor_of(spec, OP_TYPES).index: convert}
 
     def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
         """Tile, stage, vectorize and parallelize as the tile says."""
@@ -155,7 +160,7 @@ class ConvTranspose:
 
 def transpose_shape(spec: GroupSpec) -> TransposeShape:
     """Read the shape of the group's anchor."""
-    anchor = spec.operators[spec.anchor]
+    anchor = anchor_of(spec, OP_TYPES)
     x, w = (spec.tensors[name].shape for name in anchor.inputs[:2])
     return TransposeShape(n=x[0], ci=x[1], co=w[1], ih=x[2], iw=x[3], kh=w[2], kw=w[3])
 

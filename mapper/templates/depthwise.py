@@ -1,4 +1,4 @@
-"""Depthwise convolution: vectors along channels, a row of output pixels in registers, weights packed by channel block."""
+"""Depthwise convolution: vectors along channels, a row of pixels in registers, weights packed by channel block."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ import numpy as np
 
 from mapper.records import Choice, GroupSpec, MachineModel, Prediction
 from mapper.templates import moves
-from mapper.templates.conv2d import STAGE_NONE, STAGE_ROOT, STAGE_TASK, conv_shape, is_depthwise
+from mapper.templates.conv2d import CONV, STAGE_NONE, STAGE_ROOT, STAGE_TASK, conv_shape, is_depthwise
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
+    anchor_of,
     boundary_traffic,
     ceil_div,
     divisors,
@@ -20,6 +21,7 @@ from mapper.templates.tiles import (
     require,
     roof,
     round_up,
+    sole_operator,
     tail_efficiency,
 )
 
@@ -34,12 +36,10 @@ class Depthwise:
 
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 depthwise convolutions with constant weights and multiplier 1."""
-        anchor = spec.operators[spec.anchor]
-        if anchor.op_type != "Conv" or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
+        anchor = sole_operator(spec, CONV)
+        if anchor is None or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
             return False
         if spec.tensors[anchor.inputs[0]].dtype != "float32" or len(spec.tensors[anchor.inputs[0]].shape) not in (3, 4):
-            return False
-        if any(op.op_type == "Conv" and op.index != spec.anchor for op in spec.operators):
             return False
         return is_depthwise(conv_shape(spec))
 
@@ -104,7 +104,7 @@ class Depthwise:
             return np.ascontiguousarray(full.reshape(blocks, vb, shape.kh, shape.kw).transpose(0, 2, 3, 1))
 
         packing = Packing(shape=(blocks, shape.kh, shape.kw, vb), pack=pack)
-        return {spec.operators[spec.anchor].inputs[1]: packing}
+        return {anchor_of(spec, CONV).inputs[1]: packing}
 
     def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
         """Emit the anchor as pad, accumulate and crop stages in tensor expressions."""
@@ -115,7 +115,7 @@ class Depthwise:
             stages = lambda *args: _stages(spec, tile, *args)  # noqa: E731 emit_te wants a bare callable
             return builder.emit_te(stages, *tensors, primfunc_name_hint="depthwise")
 
-        return {spec.anchor: convert}
+        return {anchor_of(spec, CONV).index: convert}
 
     def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
         """Tile, stage, vectorize and parallelize as the tile says."""

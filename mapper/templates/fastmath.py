@@ -1,7 +1,7 @@
-"""exp, sigmoid, tanh and erf in float32 as polynomials that vectorize; LLVM would call the C library element by element.
+"""exp, sigmoid, tanh and erf in float32 as polynomials that vectorize; LLVM would call the C library for each element.
 
 Each keeps NaN, and ±infinity goes where the function goes. Largest error against float64, relative to the larger of the
-value and 1e-3: about 2e-7.
+value and 1e-3: 6e-7 (erf), 1.4e-7 (the others).
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def _elementwise(function: Function) -> Convert:
 
 
 def exp(x: Any) -> Any:
-    """Return exp(x)."""
+    """Return e to the power of x."""
     return _let("x", x, _exp)
 
 
@@ -62,12 +62,12 @@ def sigmoid(x: Any) -> Any:
 
 
 def tanh(x: Any) -> Any:
-    """Return tanh(x)."""
+    """Return the hyperbolic tangent of x."""
     return _let("x", x, _tanh)
 
 
 def erf(x: Any) -> Any:
-    """Return erf(x)."""
+    """Return the error function of x."""
     return _let("x", x, _erf)
 
 
@@ -83,7 +83,9 @@ def _exp(x: Any) -> Any:
     def of_remainder(n: Any, r: Any) -> Any:
         value = _horner(_EXP_POLY, r) * r * r + r + _constant(1.0)
         # 2^(n − 1) · 2, because 2^128 is no float
-        half_scale = tirx.reinterpret("float32", (n.astype("int32") + tirx.const(126, "int32")) * tirx.const(1 << 23, "int32"))
+        half_scale = tirx.reinterpret(
+            "float32", (n.astype("int32") + tirx.const(126, "int32")) * tirx.const(1 << 23, "int32")
+        )
         return value * half_scale * _constant(2.0)
 
     value = _let("n", tirx.floor(clipped * _constant(_LOG2_E) + _constant(0.5)), of_exponent)

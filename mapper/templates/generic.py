@@ -39,7 +39,9 @@ class Generic:
         """Check the two fields."""
         t = integers(spec, choice, FIELDS)
         require(spec, t["v"] >= 1 and t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
-        require(spec, t["grain"] <= 4096, f"grain = {t['grain']} must be the least number of parallel tasks, 0 for none")
+        require(
+            spec, t["grain"] <= 4096, f"grain = {t['grain']} must be the least number of parallel tasks, 0 for none"
+        )
 
     def cost(self, spec: GroupSpec, choice: Choice, machine: MachineModel) -> Prediction:
         """Predict from compulsory traffic; arithmetic runs at an eighth of FMA peak, transcendentals at a sixtieth."""
@@ -49,7 +51,9 @@ class Generic:
         work = 8.0 * (spec.flops - spec.longlat_flops) + 60.0 * spec.longlat_flops
         efficiency = min(1.0, t["v"] / machine.vector_lanes_f32) * share
         traffic = {level: moved / share for level, moved in boundary_traffic(spec, machine).items()}
-        return roof(machine, executed_flops=work, efficiency=efficiency, traffic_b=traffic, launches=int(t["grain"] > 0))
+        return roof(
+            machine, executed_flops=work, efficiency=efficiency, traffic_b=traffic, launches=int(t["grain"] > 0)
+        )
 
     def packings(self, spec: GroupSpec, choice: Choice) -> Mapping[str, Packing]:
         """Leave weights as they are."""
@@ -85,7 +89,7 @@ def _schedule_block(sch: Any, block: Any, lanes: int, tasks: int) -> None:
     loops = sch.get_loops(block)
     if len(loops) != len(statement.iter_vars) or not loops:
         return
-    spatial = moves.physical_order(sch, block)
+    spatial = sorted(moves.physical_order(sch, block), key=lambda loop: moves.extent(sch, loop) > 1)
     reductions = [loop for loop, var in zip(loops, statement.iter_vars, strict=True) if int(var.iter_type) != 0]
     if not spatial:
         return

@@ -1,8 +1,8 @@
 """Matrix multiply (MatMul and Gemm, batched or not): packed B, a register tile of rows × vectors, whole-k reduction.
 
-The anchor computes `acc[batch…, m, nb, v]`. A constant B is packed at compile time as (n/vb, k, vb); any other B is packed
-by the kernel itself, in parallel, before the tiles. A is read in place, or staged as (m/rm, k, rm) so that the scalars
-that one step broadcasts lie side by side.
+The anchor computes `acc[batch…, m, nb, v]`. A constant B is packed at compile time as (n/vb, k, vb); any other B is
+packed by the kernel itself, in parallel, before the tiles. A is read in place, or staged as (m/rm, k, rm) so that the
+scalars that one step broadcasts lie side by side.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from mapper.templates import moves
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
     FLOAT32_B,
+    anchor_of,
     boundary_traffic,
     ceil_div,
     divisors,
@@ -25,9 +26,11 @@ from mapper.templates.tiles import (
     resident_level,
     roof,
     round_up,
+    sole_operator,
     tail_efficiency,
 )
 
+OP_TYPES = frozenset({"MatMul", "Gemm"})
 FIELDS = ("v", "vb", "rm", "tm", "tc", "stage")
 STAGE_NONE, STAGE_TASK = 0, 1
 
@@ -55,7 +58,7 @@ class MatmulShape:
 
 def matmul_shape(spec: GroupSpec) -> MatmulShape:
     """Read the shape of the group's anchor product."""
-    anchor = spec.operators[spec.anchor]
+    anchor = anchor_of(spec, OP_TYPES)
     a, b = (spec.tensors[name].shape for name in anchor.inputs[:2])
     trans_a, trans_b = (bool(anchor.attributes.get(name, 0)) for name in ("transA", "transB"))
     return MatmulShape(
@@ -84,10 +87,8 @@ class Matmul:
 
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 products whose B is a matrix or has A's own batch dimensions."""
-        anchor = spec.operators[spec.anchor]
-        if anchor.op_type not in ("MatMul", "Gemm") or len(spec.outputs) != 1:
-            return False
-        if any(op.op_type in ("MatMul", "Gemm") and op.index != spec.anchor for op in spec.operators):
+        anchor = sole_operator(spec, OP_TYPES)
+        if anchor is None or len(spec.outputs) != 1:
             return False
         a, b = (spec.tensors[name] for name in anchor.inputs[:2])
         if a.dtype != "float32" or len(a.shape) < 2 or len(b.shape) < 2:
@@ -100,7 +101,7 @@ class Matmul:
         shape, lanes = matmul_shape(spec), machine.vector_lanes_f32
         while lanes > 1 and lanes // 2 >= shape.n:
             lanes //= 2
-        has_prologue = spec.operators[spec.anchor].inputs[0] not in spec.inputs
+        has_prologue = anchor_of(spec, OP_TYPES).inputs[0] not in spec.inputs
         found = []
         for vectors in (1, 2, 3, 4, 6, 8):
             vb = vectors * lanes
@@ -171,7 +172,7 @@ class Matmul:
             full[:, : shape.n] = weight.T if shape.trans_b else weight
             return np.ascontiguousarray(full.reshape(shape.k, blocks, vb).transpose(1, 0, 2))
 
-        return {spec.operators[spec.anchor].inputs[1]: Packing(shape=(blocks, shape.k, vb), pack=pack)}
+        return {anchor_of(spec, OP_TYPES).inputs[1]: Packing(shape=(blocks, shape.k, vb), pack=pack)}
 
     def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
         """Emit the anchor as stage, pack, accumulate and crop stages in tensor expressions."""
@@ -181,7 +182,7 @@ class Matmul:
             tensors = [item for item in inputs[:3] if item is not None]
             return builder.emit_te(lambda *args: _stages(shape, tile, *args), *tensors, primfunc_name_hint="matmul")
 
-        return {spec.anchor: convert}
+        return {anchor_of(spec, OP_TYPES).index: convert}
 
     def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
         """Tile, stage, vectorize and parallelize as the tile says."""
@@ -219,39 +220,16 @@ def _rows(m: int, room: int) -> list[int]:
 
 def _stages(shape: MatmulShape, t: Mapping[str, int], a: Any, b: Any, c: Any = None) -> Any:
     """Return the product as tensor expressions: `astage`, `bpack`, `acc`, `matmul_out`."""
-    from tvm import te, tirx  # noqa: PLC0415 TVM only where a worker runs it
+    from tvm import te  # noqa: PLC0415 TVM only where a worker runs it
 
     vb, rm = t["vb"], t["rm"]
     rows, blocks = round_up(shape.m, rm), ceil_div(shape.n, vb)
     k = te.reduce_axis((0, shape.k), "k")
-
-    def read_a(batch: tuple[Any, ...], row: Any, column: Any) -> Any:
-        return a[(*batch, column, row)] if shape.trans_a else a[(*batch, row, column)]
-
-    def stage_a(*index: Any) -> Any:
-        *batch, mo, kk, r = index
-        row = mo * rm + r
-        value = read_a(tuple(batch), row, kk)
-        return value if rows == shape.m else tirx.if_then_else(row < shape.m, value, tirx.const(0.0, a.dtype))
-
-    if t["stage"] == STAGE_TASK:
-        astage = te.compute((*shape.batch, rows // rm, shape.k, rm), stage_a, name="astage")
+    astage = _staged_a(shape, rm, a) if t["stage"] == STAGE_TASK else None
+    bpack = b if shape.b_is_constant else _packed_b(shape, vb, b)
 
     def left(batch: tuple[Any, ...], m: Any) -> Any:
-        return astage[(*batch, m // rm, k, m % rm)] if t["stage"] == STAGE_TASK else read_a(batch, m, k)
-
-    def pack_b(*index: Any) -> Any:
-        *batch, nb, kk, v = index
-        column = nb * vb + v
-        value = b[(*batch, column, kk)] if shape.trans_b else b[(*batch, kk, column)]
-        full = blocks * vb == shape.n
-        return value if full else tirx.if_then_else(column < shape.n, value, tirx.const(0.0, b.dtype))
-
-    if shape.b_is_constant:
-        bpack = b
-    else:
-        lead = shape.batch if shape.b_is_batched else ()
-        bpack = te.compute((*lead, blocks, shape.k, vb), pack_b, name="bpack")
+        return _read_a(shape, a, batch, m, k) if astage is None else astage[(*batch, m // rm, k, m % rm)]
 
     def product(*index: Any) -> Any:
         *batch, m, nb, v = index
@@ -262,15 +240,56 @@ def _stages(shape: MatmulShape, t: Mapping[str, int], a: Any, b: Any, c: Any = N
 
     def out(*index: Any) -> Any:
         *batch, m, n = index
-        value = acc[(*batch, m, n // vb, n % vb)]
-        if shape.alpha != 1.0:
-            value = value * tirx.const(shape.alpha, a.dtype)
-        if c is None or shape.beta == 0.0:
-            return value
-        addend = _broadcast(c, (*batch, m, n))
-        return value + (addend if shape.beta == 1.0 else addend * tirx.const(shape.beta, a.dtype))
+        return _scaled(shape, acc[(*batch, m, n // vb, n % vb)], c, (*batch, m, n))
 
     return te.compute((*shape.batch, shape.m, shape.n), out, name="matmul_out")
+
+
+def _read_a(shape: MatmulShape, a: Any, batch: tuple[Any, ...], row: Any, column: Any) -> Any:
+    return a[(*batch, column, row)] if shape.trans_a else a[(*batch, row, column)]
+
+
+def _staged_a(shape: MatmulShape, rm: int, a: Any) -> Any:
+    """Return A as (batch…, m/rm, k, rm), rows past the end zero."""
+    from tvm import te, tirx  # noqa: PLC0415
+
+    def stage(*index: Any) -> Any:
+        *batch, mo, kk, r = index
+        row = mo * rm + r
+        value = _read_a(shape, a, tuple(batch), row, kk)
+        if shape.m % rm == 0:
+            return value
+        return tirx.if_then_else(row < shape.m, value, tirx.const(0.0, a.dtype))
+
+    return te.compute((*shape.batch, ceil_div(shape.m, rm), shape.k, rm), stage, name="astage")
+
+
+def _packed_b(shape: MatmulShape, vb: int, b: Any) -> Any:
+    """Return B as (batch…, n/vb, k, vb), columns past the end zero."""
+    from tvm import te, tirx  # noqa: PLC0415
+
+    def pack(*index: Any) -> Any:
+        *batch, nb, kk, v = index
+        column = nb * vb + v
+        value = b[(*batch, column, kk)] if shape.trans_b else b[(*batch, kk, column)]
+        if shape.n % vb == 0:
+            return value
+        return tirx.if_then_else(column < shape.n, value, tirx.const(0.0, b.dtype))
+
+    lead = shape.batch if shape.b_is_batched else ()
+    return te.compute((*lead, ceil_div(shape.n, vb), shape.k, vb), pack, name="bpack")
+
+
+def _scaled(shape: MatmulShape, value: Any, c: Any, index: tuple[Any, ...]) -> Any:
+    """Return alpha · value + beta · C at `index`, as Gemm says."""
+    from tvm import tirx  # noqa: PLC0415
+
+    if shape.alpha != 1.0:
+        value = value * tirx.const(shape.alpha, "float32")
+    if c is None or shape.beta == 0.0:
+        return value
+    addend = _broadcast(c, index)
+    return value + (addend if shape.beta == 1.0 else addend * tirx.const(shape.beta, "float32"))
 
 
 def _broadcast(tensor: Any, index: tuple[Any, ...]) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 from mapper.records import Choice, GroupSpec, MachineModel, Operator, Prediction
 from mapper.templates import fastmath, moves
 from mapper.templates.protocol import Convert, Packing
-from mapper.templates.tiles import boundary_traffic, integers, require, roof
+from mapper.templates.tiles import anchor_of, boundary_traffic, integers, require, roof, sole_operator
 
 FIELDS = ("v", "grain")
 REDUCTIONS = {"ReduceMean": "sum", "ReduceSum": "sum", "ReduceMax": "max"}
+ROW_TYPES = frozenset({"Softmax", *REDUCTIONS})
 # The stages of a row, in the order in which they are computed.
 STAGES = (
     *("row_in", "row_lanes", "row_fold", "row_tail", "row_result"),
@@ -31,15 +32,14 @@ class Rowwise:
 
     def matches(self, spec: GroupSpec) -> bool:
         """Take one float32 Softmax over the last axis, or one reduction over the last axes, of at least 16 elements."""
-        anchor = spec.operators[spec.anchor]
-        heavy = [op for op in spec.operators if op.op_type == "Softmax" or op.op_type.startswith("Reduce")]
-        if len(spec.outputs) != 1 or heavy != [anchor] or spec.tensors[anchor.inputs[0]].dtype != "float32":
+        anchor = sole_operator(spec, ROW_TYPES)
+        if len(spec.outputs) != 1 or anchor is None or spec.tensors[anchor.inputs[0]].dtype != "float32":
             return False
         axes = reduced_axes(spec)
         rank = len(spec.tensors[anchor.inputs[0]].shape)
         if not axes or axes != tuple(range(rank - len(axes), rank)):
             return False
-        return row_length(spec) >= 16 and (anchor.op_type == "Softmax" or anchor.op_type in REDUCTIONS)
+        return row_length(spec) >= 16
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
         """Offer vector widths, serial or parallel rows."""
@@ -71,7 +71,7 @@ class Rowwise:
 
     def converters(self, spec: GroupSpec, choice: Choice) -> Mapping[int, Convert]:
         """Emit the anchor in stages."""
-        anchor, lanes = spec.operators[spec.anchor], int(choice.tile["v"])
+        anchor, lanes = anchor_of(spec, ROW_TYPES), int(choice.tile["v"])
         lead = len(spec.tensors[anchor.inputs[0]].shape) - len(reduced_axes(spec))
         shape = spec.tensors[anchor.outputs[0]].shape
 
@@ -83,12 +83,12 @@ class Rowwise:
 
             return builder.emit_te(stages, inputs[0])
 
-        return {spec.anchor: convert}
+        return {anchor.index: convert}
 
     def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
         """Compute every stage of a row at the row."""
         t = integers(spec, choice, FIELDS)
-        anchor = spec.operators[spec.anchor]
+        anchor = anchor_of(spec, ROW_TYPES)
         kept = set(STAGES) if anchor.op_type == "Softmax" else set(STAGES) - {"row_in"}
         moves.inline_all(sch, frozenset(kept))
         out = moves.output_block(sch)
@@ -109,7 +109,7 @@ class Rowwise:
 
 def reduced_axes(spec: GroupSpec) -> tuple[int, ...]:
     """Return the axes that the anchor runs over, ascending and non-negative; empty when they are not constant."""
-    anchor = spec.operators[spec.anchor]
+    anchor = anchor_of(spec, ROW_TYPES)
     rank = len(spec.tensors[anchor.inputs[0]].shape)
     axes = _axes(spec, anchor)
     return tuple(sorted(axis % rank for axis in axes)) if axes is not None else ()
@@ -117,7 +117,7 @@ def reduced_axes(spec: GroupSpec) -> tuple[int, ...]:
 
 def row_length(spec: GroupSpec) -> int:
     """Return the number of elements that one result is made of."""
-    shape = spec.tensors[spec.operators[spec.anchor].inputs[0]].shape
+    shape = spec.tensors[anchor_of(spec, ROW_TYPES).inputs[0]].shape
     return prod(shape[axis] for axis in reduced_axes(spec))
 
 
@@ -176,7 +176,8 @@ def _reduction(x: Any, lead: int, lanes: int, op_type: str, out_shape: tuple[int
     length = prod(inner)
 
     def flat(*index: Any) -> Any:
-        position, rest = [], index[-1]
+        position: list[Any] = []
+        rest = index[-1]
         for size in reversed(inner):
             position.append(rest % size if len(position) < len(inner) - 1 else rest)
             rest = rest // size

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mapper.errors import BadInputError
-from mapper.records import Choice, GroupSpec, MachineModel, Prediction
+from mapper.records import Choice, GroupSpec, MachineModel, Operator, Prediction
 
 FLOAT32_B = 4
 
@@ -21,6 +21,19 @@ def round_up(value: int, unit: int) -> int:
 def divisors(value: int, most: int | None = None) -> list[int]:
     """Return the divisors of `value`, ascending, none above `most`."""
     return [d for d in range(1, min(value, most or value) + 1) if value % d == 0]
+
+
+def sole_operator(spec: GroupSpec, op_types: frozenset[str]) -> Operator | None:
+    """Return the group's only operator of these types; None when there is none or more than one."""
+    found = [operator for operator in spec.operators if operator.op_type in op_types]
+    return found[0] if len(found) == 1 else None
+
+
+def anchor_of(spec: GroupSpec, op_types: frozenset[str]) -> Operator:
+    """Return the operator that a template is about, of a group that the template matches."""
+    found = sole_operator(spec, op_types)
+    assert found is not None, f"{spec.name} has no single {'/'.join(sorted(op_types))}"
+    return found
 
 
 def integers(spec: GroupSpec, choice: Choice, fields: Sequence[str]) -> dict[str, int]:

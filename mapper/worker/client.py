@@ -81,9 +81,10 @@ class Child:
         return self._next_id
 
     def collect(self, request_id: int, timeout_s: float = 120.0) -> Any:
-        """Wait for the answer to a posted request."""
+        """Wait for the answer to a posted request; answers to requests that were abandoned are dropped."""
         reply = json.loads(self._read_line(timeout_s))
-        assert reply["id"] == request_id, "replies arrive in the order of requests"
+        while reply["id"] < request_id:
+            reply = json.loads(self._read_line(timeout_s))
         if "error" in reply:
             raise ChildFailureError(reply["error"]["step"], reply["error"]["reason"], is_dead=False)
         return reply["result"]

@@ -31,7 +31,7 @@ class Reference:
         _session(ort, source, options)
 
     def run(self, model: str, feeds: str, out: str, level: str = "none") -> None:
-        """Run a model once; outputs are written as output0, output1, …"""
+        """Run a model once and write its outputs by position."""
         ort = _onnxruntime()
         session = _session(ort, model, _options(ort, level, int(os.environ.get("MAPPER_REFERENCE_THREADS", "1"))))
         values = session.run(None, _load(feeds, session))

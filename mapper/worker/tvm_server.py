@@ -87,10 +87,10 @@ class Server:
 
         return code_bytes(self._session.kernels[symbol])
 
-    def run_kernel(self, symbol: str, feeds: str, out: str) -> None:
-        """Run one kernel on logical arrays."""
+    def run_kernel(self, symbol: str, feeds: str, out: str, corruption: Sequence[str] | None) -> None:
+        """Run one kernel on logical arrays, one packed weight spoiled on request: (local name, kind)."""
         with np.load(feeds) as values:
-            np.savez(out, **self._session.run_kernel(symbol, dict(values)))
+            np.savez(out, **self._session.run_kernel(symbol, dict(values), corruption))
 
     def forget(self, symbols: Sequence[str]) -> None:
         """Drop kernels."""
@@ -109,21 +109,11 @@ class Server:
         """Run a composed model and write its outputs."""
         np.savez(out, **_numbered(self._session.models[name].run()))
 
-    def weight_shapes(self, name: str) -> dict[str, list[Any]]:
-        """Return (shape, dtype) of the packed weights of a composed model."""
-        program = self._session.programs[name]
-        return {weight: [list(program.tensors[weight][0]), program.tensors[weight][1]] for weight in program.weights}
-
-    def run_mutant(self, name: str, weight: str, kind: str, feeds: str, out: str) -> bool:
+    def run_mutant(self, name: str, at: Sequence[int], kind: str, feeds: str, out: str) -> bool:
         """Run a composed model with one packed weight corrupted; False when the corruption changed nothing."""
-        from mapper.backends.tvm.mutate import corrupt  # noqa: PLC0415
-
-        value = self._session.packed[weight].numpy()
-        changed = corrupt(value, kind)
-        if np.array_equal(value, changed):
+        model = self._session.mutant(name, at[0], at[1], kind)
+        if model is None:
             return False
-        self._session.substitute("mutant", name, weight, changed)
-        model = self._session.models["mutant"]
         model.feed(_feeds(feeds, self._session.programs[name].inputs))
         np.savez(out, **_numbered(model.run()))
         return True

@@ -125,12 +125,19 @@ class TvmWorker:
         answer = self._call("inspect", symbol=kernel_symbol(group, choice), folder=str(folder), stem=stem)
         return Inspection(**answer)
 
-    def run_kernel(self, group: str, choice: Choice, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one kernel alone on logical arrays under the group's local names."""
+    def run_kernel(
+        self, group: str, choice: Choice, values: Mapping[str, Array], corruption: tuple[str, str] | None = None
+    ) -> dict[str, Array]:
+        """Run one kernel alone on logical arrays under the group's local names.
+
+        `corruption` (weight, kind of `backends.tvm.mutate`) spoils one packed weight first.
+        """
         self.build(group, choice)
         feeds, out = self._file("feeds"), self._file("out")
-        np.savez(feeds, **values)
-        self._call("run_kernel", RUN_TIMEOUT_S, symbol=kernel_symbol(group, choice), feeds=str(feeds), out=str(out))
+        save_arrays(feeds, values)
+        symbol = kernel_symbol(group, choice)
+        self._call("run_kernel", RUN_TIMEOUT_S, symbol=symbol, feeds=str(feeds), out=str(out), corruption=corruption)
+        feeds.unlink()
         return _take(out)
 
     def compose(
@@ -168,17 +175,14 @@ class TvmWorker:
         self._call("run_model", RUN_TIMEOUT_S, name=name, out=str(out))
         return _ordered(_take(out))
 
-    def run_mutant(self, name: str, weight: str, kind: str, feeds: Path) -> list[Array] | None:
-        """Run a composed model with one weight corrupted; None when the corruption changed nothing."""
-        out = self._file("out")
-        changed = self._call(
-            "run_mutant", RUN_TIMEOUT_S, name=name, weight=weight, kind=kind, feeds=str(feeds), out=str(out)
-        )
-        return _ordered(_take(out)) if changed else None
+    def run_mutant(self, name: str, at: tuple[int, int], kind: str, feeds: Path) -> list[Array] | None:
+        """Run a composed model with one weight corrupted; None when the corruption changed no bit of it.
 
-    def weights_of(self, name: str) -> list[str]:
-        """Return the packed weights of a composed model."""
-        return list(self._call("weight_shapes", name=name))
+        `at` is (call, weight of that call).
+        """
+        out = self._file("out")
+        changed = self._call("run_mutant", RUN_TIMEOUT_S, name=name, at=at, kind=kind, feeds=str(feeds), out=str(out))
+        return _ordered(_take(out)) if changed else None
 
     def alternate(self, names: Sequence[str], rounds: int, seed: int) -> list[list[float]]:
         """Time composed models run by run; seconds, model × round."""
@@ -292,7 +296,13 @@ class ReferenceWorker:
 
 def write_feeds(path: Path, feeds: Sequence[Array]) -> None:
     """Write arrays by position, as children read them."""
-    np.savez(path, **{f"input{index}": value for index, value in enumerate(feeds)})
+    save_arrays(path, {f"input{index}": value for index, value in enumerate(feeds)})
+
+
+def save_arrays(path: Path, values: Mapping[str, Array]) -> None:
+    """Write arrays by name, uncompressed."""
+    arguments: dict[str, Any] = dict(values)
+    np.savez(path, **arguments)
 
 
 def _take(path: Path) -> dict[str, Array]:

@@ -106,7 +106,6 @@ def test_one_weight_of_two_readers_is_held_once(kernels):
     w = onnx.numpy_helper.to_array(one.model.graph.initializer[0])
     np.testing.assert_allclose(model.run()[0], np.maximum(w, 0) @ w, rtol=1e-5, atol=1e-6)
     assert model.sizes["weights_b"] == 8 * 8 * 4
-    assert len(kernels.worker.weights_of("shared")) == 1
 
 
 def test_another_model_with_weights_of_the_same_name_brings_its_own(kernels):
@@ -138,41 +137,59 @@ def test_models_timed_in_turn_give_one_sample_a_round(kernels):
     assert min(map(min, samples)) > 0
 
 
-@pytest.mark.parametrize("kind", ["tap", "swap", "scale", "border"])
-@pytest.mark.parametrize(
-    "one",
-    [
-        conv((1, 6, 7, 7), 20, (3, 3), pads=[1, 1, 1, 1]),
-        conv((1, 20, 7, 7), 20, (3, 3), group=20, pads=[1, 1, 1, 1]),
-        matmul((6, 16), (16, 40)),
-    ],
-    ids=["conv2d", "depthwise", "matmul"],
-)
-def test_a_corrupted_kernel_is_seen(kernels, one, kind):
-    x = one.values()["in0"]
-    name = f"sound_{one.spec.key}_{kind}"
-    model = Model(kernels, name, one, fusion.unfused(one.graph), [x])
-    wanted = ReferenceEvaluator(one.model).run(None, {"x": x})[0]
-    assert compare("y", model.run()[0], wanted, scope="kernel").passed
-    weights = kernels.worker.weights_of(name)
-    assert len(weights) == len(one.spec.weights)
-    for weight in weights:
-        outputs = kernels.worker.run_mutant(name, weight, kind, model.feeds)
-        assert outputs is not None
-        assert not compare("y", outputs[0], wanted, scope="kernel").passed, weight
-    assert compare("y", model.run()[0], wanted, scope="kernel").passed
+KINDS = ("tap", "swap", "scale", "border")
+FAMILIES = {
+    "conv2d": conv((1, 6, 7, 7), 20, (3, 3), pads=[1, 1, 1, 1]),
+    "depthwise": conv((1, 20, 7, 7), 20, (3, 3), group=20, pads=[1, 1, 1, 1]),
+    "matmul": matmul((6, 16), (16, 40)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_corrupted_kernel_is_seen_alone(kernels, few, name, kind):
+    one = FAMILIES[name]
+    kernels.define(one)
+    (choice,) = few(one, count=1)
+    values = one.values()
+    wanted = one.expected(values)
+    for weight in one.spec.weights:
+        sound = kernels.worker.run_kernel(one.spec.key, choice, values)
+        assert compare("y", sound["out0"], wanted["out0"], scope="kernel").passed
+        wrong = kernels.worker.run_kernel(one.spec.key, choice, values, (weight, kind))
+        assert not compare("y", wrong["out0"], wanted["out0"], scope="kernel").passed, weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_corrupted_call_is_seen_in_the_model_and_leaves_it_sound(kernels, kind):
+    one = case(
+        [("MatMul", "x w", "a", {}), ("Relu", "a", "b", {}), ("MatMul", "b w", "y", {})], {"x": (8, 8)}, [("w", (8, 8))]
+    )
+    x = np.random.default_rng(2).standard_normal((8, 8)).astype(np.float32)
+    model = Model(kernels, f"twice_{kind}", one, fusion.unfused(one.graph), [x])
+    w = onnx.numpy_helper.to_array(one.model.graph.initializer[0])
+    spoiled = {
+        "tap": w * (np.arange(8) > 0)[:, None],  # the first row of a block of columns is one step of the sum
+        "swap": w[:, [1, 0, *range(2, 8)]],
+        "scale": (w * 1.1).astype(np.float32),
+        "border": w * 0,  # eight columns are one block, and that is the last
+    }[kind]
+    first, second = (kernels.worker.run_mutant(model.name, (call, 0), kind, model.feeds)[0] for call in (0, 2))
+    np.testing.assert_allclose(first, np.maximum(x @ spoiled, 0) @ w, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(second, np.maximum(x @ w, 0) @ spoiled, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.run()[0], np.maximum(x @ w, 0) @ w, rtol=1e-4, atol=1e-5)
 
 
 def test_a_corruption_that_changes_nothing_is_no_mutant(kernels):
     one = case([("MatMul", "x w", "y", {})], {"x": (4, 8)}, [constant("w", np.zeros((8, 8)))])
     model = Model(kernels, "zeros", one, fusion.unfused(one.graph), [np.ones((4, 8), np.float32)])
-    assert kernels.worker.run_mutant("zeros", kernels.worker.weights_of("zeros")[0], "scale", model.feeds) is None
+    assert kernels.worker.run_mutant("zeros", (0, 0), "scale", model.feeds) is None
 
 
 def test_an_unknown_corruption_is_refused(kernels):
     model = Model(kernels, "unknown", NETWORK, PLANS["by hand"], [FEED])
     with pytest.raises(ChildFailureError, match="unknown corruption 'melt': expected one of tap, swap"):
-        kernels.worker.run_mutant("unknown", kernels.worker.weights_of("unknown")[0], "melt", model.feeds)
+        kernels.worker.run_mutant("unknown", (0, 0), "melt", model.feeds)
 
 
 def test_kernels_that_disagree_on_a_layout_are_not_composed(kernels):

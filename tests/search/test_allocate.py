@@ -1,4 +1,4 @@
-from choices import choice, failed, measured, space
+from small_choices import choice, failed, measured, space
 
 from mapper.search.allocate import pick
 

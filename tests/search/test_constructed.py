@@ -1,7 +1,7 @@
 import pytest
-from choices import choice, failed, measured, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_choices import choice, failed, measured, space
 
 from mapper.keys import choice_key
 from mapper.search.strategies.constructed import SEED_KINDS, Constructed

@@ -1,5 +1,5 @@
 import pytest
-from choices import choice, failed, measured, space, spec
+from small_choices import choice, failed, measured, space, spec
 
 from mapper.keys import choice_key
 from mapper.search.space import best_of, space_key, stale_trials

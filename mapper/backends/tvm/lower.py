@@ -1,8 +1,8 @@
 """One group and one choice in, one scheduled PrimFunc out.
 
-The group's ONNX model is imported operator by operator (the template's own converters first), legalised, and its whole
-body made one primitive function, so that FuseTIR gives one PrimFunc whatever the operators are. Physical layouts are then
-a re-indexing of the boundary buffers; scheduling is the template's.
+The group's ONNX model is imported operator by operator (the template's own converters first), legalised, and its
+whole body made one primitive function, so that FuseTIR gives one PrimFunc whatever the operators are. Physical layouts
+are then a re-indexing of the boundary buffers; scheduling is the template's.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What one worker holds: groups, built kernels, packed weights, composed models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from mapper import templates
 from mapper.backends.tvm import lower as lowering
 from mapper.backends.tvm.build import Kernel, build_kernel
 from mapper.backends.tvm.compose import Call, Composed, Program
+from mapper.backends.tvm.mutate import corrupt
 from mapper.keys import kernel_symbol
 from mapper.records import Choice, GroupSpec
 from mapper.templates.protocol import Packing
@@ -61,14 +62,19 @@ class Session:
         for symbol in symbols:
             self.kernels.pop(symbol, None)
 
-    def run_kernel(self, symbol: str, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one kernel on logical arrays under the group's local names and return its logical outputs."""
+    def run_kernel(
+        self, symbol: str, values: Mapping[str, Array], corruption: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Run one kernel on logical arrays under the group's local names and return its logical outputs.
+
+        `corruption` (weight, kind) spoils one packed weight first.
+        """
         kernel = self.kernels[symbol]
         spec = kernel.spec
         packings = _packings(kernel)
         arrays = [
             *(to_physical(values[name], layout) for name, layout in _layouts(kernel, spec.inputs, 0)),
-            *(pack(values[name], packings.get(name)) for name in spec.weights),
+            *(_spoiled(name, pack(values[name], packings.get(name)), corruption) for name in spec.weights),
             *kernel.lowered.constants,
         ]
         count = len(arrays)
@@ -113,10 +119,26 @@ class Session:
         self.models[name] = Composed(program, self.kernels, self.packed, self.target)
         return sum(self.packed[weight].numpy().nbytes for weight in program.weights)
 
-    def substitute(self, name: str, base: str, weight: str, value: Array) -> None:
-        """Make model `name` from `base` with one packed weight replaced: how mutants are made without a build."""
-        weights = {**self.packed, weight: tvm.runtime.tensor(value)}
-        self.models[name] = Composed(self.programs[base], self.kernels, weights, self.target)
+    def mutant(self, name: str, call: int, weight: int, kind: str) -> Composed | None:
+        """Return model `name` with one packed weight of one call corrupted; None when no bit would change.
+
+        Only the named call reads the corrupted copy: mutants are made without building anything.
+        """
+        program = self.programs[name]
+        old = program.calls[call]
+        spec = self.kernels[old.symbol].spec
+        position = len(spec.inputs) + weight
+        value = self.packed[old.arguments[position]].numpy()
+        changed = corrupt(value, kind)
+        if np.array_equal(value, changed):
+            return None
+        spoiled = "mutant"
+        arguments = (*old.arguments[:position], spoiled, *old.arguments[position + 1 :])
+        calls = (*program.calls[:call], replace(old, arguments=arguments), *program.calls[call + 1 :])
+        tensors = {**program.tensors, spoiled: program.tensors[old.arguments[position]]}
+        changed_program = replace(program, calls=calls, tensors=tensors, weights=(*program.weights, spoiled))
+        weights = {**self.packed, spoiled: tvm.runtime.tensor(changed)}
+        return Composed(changed_program, self.kernels, weights, self.target)
 
     def _bind_weights(self, kernel: Kernel, names: Sequence[str]) -> list[str]:
         packings = _packings(kernel)
@@ -137,6 +159,10 @@ class Session:
 def pack(value: Array, packing: Packing | None) -> Array:
     """Return a weight as the kernel wants it."""
     return np.ascontiguousarray(packing.pack(value) if packing else value)
+
+
+def _spoiled(name: str, value: Array, corruption: Sequence[str] | None) -> Array:
+    return corrupt(value, corruption[1]) if corruption and corruption[0] == name else value
 
 
 def to_physical(value: Array, layout: str) -> Array:

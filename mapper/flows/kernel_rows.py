@@ -1,4 +1,4 @@
-"""What was measured, as the rows of a sheet: kernels, layer types, mappings, nodes, reconciliation."""
+"""The sheet's rows about kernels: one a distinct kernel, sums by layer type, the reconciliation with the model."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,37 +7,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mapper import stats, templates
-from mapper.flows.finals import Finalist, FinalTimes
-from mapper.keys import choice_key, digest, kernel_symbol
+from mapper.keys import choice_key, kernel_symbol
 from mapper.measure.stalls.model import stall_share_model
 from mapper.records import (
     Bottleneck,
-    Candidate,
     Choice,
-    GroupCandidates,
     GroupSpec,
     KernelRow,
     LayerType,
     MachineModel,
-    Memory,
     NamedPart,
-    NodeRef,
     OperatorGraph,
     Prediction,
-    RankedMapping,
     Reading,
     Reconciliation,
-    TimeReading,
     Verification,
 )
 from mapper.release.advice import next_step
 from mapper.release.classify import KernelEvidence, classify, expected_class
-from mapper.release.rank import Contender, Ranked, rank
-from mapper.search.space import Space
 from mapper.worker.workers import Inspection
 
 LEAST_IN_SITU_S = 50e-6  # below this the instrument's own call-backs drown the kernel. Source: docs/sheet.md
-CANDIDATES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +188,6 @@ def _tile_text(choice: Choice) -> str:
     return " ".join(f"{name}={value}" for name, value in choice.tile.items())
 
 
-# --- sums ------------------------------------------------------------------------------------------------------------
-
-
 def layer_types(
     facts: Sequence[KernelFacts], graph: OperatorGraph, groups: Iterable[tuple[int, ...]], machine: MachineModel
 ) -> tuple[LayerType, ...]:
@@ -294,140 +281,3 @@ def reconciliation(facts: Sequence[KernelFacts], end_to_end_s: float | None, mac
         ),
     )
     return Reconciliation(kernels_sum_s=kernels_s, end_to_end_s=end_to_end_s, remainder_s=remainder_s, parts=parts)
-
-
-# --- mappings ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappingFacts:
-    """What ranking and the sheet need of one finalist besides its times."""
-
-    finalist: Finalist
-    predictions: tuple[tuple[Prediction, float], ...]  # (prediction, isolated seconds), one a call
-    code_b: int
-    energy_j: Reading
-
-    @property
-    def key(self) -> str:
-        """Name of the mapping: plan, layouts and choices."""
-        plan = self.finalist.draft.plan
-        parts = zip(plan.groups, self.finalist.choices, strict=True)
-        return digest([[list(group.operators), group.key, choice_key(choice)] for group, choice in parts])
-
-
-def ranked_mappings(
-    mappings: Sequence[MappingFacts], times: FinalTimes, flops: int, machine: MachineModel, rng: np.random.Generator
-) -> tuple[RankedMapping, ...]:
-    """Rank the mappings by their fresh times, the unverified ones last and unranked."""
-    contenders = [
-        Contender(
-            key=facts.key,
-            kernel_count=len(facts.finalist.draft.plan.groups),
-            verified=facts.finalist.verification.passed,
-            samples_by_round_s=tuple((sample,) for sample in times.rounds.get(facts.finalist.label, ())),
-        )
-        for facts in mappings
-    ]
-    by_key = {facts.key: facts for facts in mappings}
-    order = rank(contenders, rng)
-    best_rounds = times.rounds.get(by_key[order[0].key].finalist.label, []) if order else []
-    return tuple(_mapping_row(by_key[entry.key], entry, times, best_rounds, flops, machine, rng) for entry in order)
-
-
-def _mapping_row(  # noqa: PLR0913 one private caller
-    facts: MappingFacts,
-    entry: Ranked,
-    times: FinalTimes,
-    best_rounds: Sequence[float],
-    flops: int,
-    machine: MachineModel,
-    rng: np.random.Generator,
-) -> RankedMapping:
-    finalist = facts.finalist
-    samples = times.rounds.get(finalist.label, [])
-    reading = (
-        stats.time_reading(samples, rng, "fresh rounds, run by run")
-        if samples
-        else TimeReading(median=None, grade=None, reason="not timed: " + ("; ".join(times.failures) or "not verified"))
-    )
-    executed = sum(prediction.executed_flops for prediction, _ in facts.predictions)
-    untimed = Reading(value=None, unit="1", method="none", reason="not timed")
-    return RankedMapping(
-        rank=entry.rank,
-        key=facts.key,
-        label=finalist.label,
-        fusion_plan=finalist.draft.plan.label,
-        layout=finalist.draft.policy,
-        kernel_count=len(finalist.draft.plan.groups),
-        time_s=reading,
-        flop_fraction=flop_fraction(flops, reading.median, machine) if reading.median else untimed,
-        executed_fraction=flop_fraction(executed, reading.median, machine) if reading.median else untimed,
-        stall_share=weighted_stall(facts.predictions, machine),
-        energy_j=facts.energy_j,
-        memory=Memory(
-            weights_b=finalist.memory.get("weights_b", 0),
-            workspace_b=finalist.memory.get("workspace_b", 0),
-            code_b=facts.code_b,
-        ),
-        verified=finalist.verification,
-        ratio_onnxruntime=_ratio(samples, best_rounds, times, machine, rng),
-    )
-
-
-def _ratio(
-    samples: Sequence[float],
-    best_rounds: Sequence[float],
-    times: FinalTimes,
-    machine: MachineModel,
-    rng: np.random.Generator,
-) -> Reading:
-    """Return time ÷ onnxruntime's: blocks side by side for the best mapping, times its paired ratio for the others."""
-    method = "alternating blocks beside onnxruntime"
-    if not samples or not times.theirs_blocks:
-        return Reading(value=None, unit="1", method=method, reason="not timed beside onnxruntime")
-    best, low, high = stats.log_ratio(times.ours_blocks, times.theirs_blocks, rng)
-    scale = 1.0
-    if list(samples) != list(best_rounds):
-        scale = stats.log_ratio(list(samples), list(best_rounds), rng)[0]
-        method += " for the best mapping, × this one's paired ratio to it"
-    return Reading(
-        value=best * scale,
-        unit="1",
-        method=method,
-        grade="measured",
-        low=None if low is None else low * scale,
-        high=None if high is None else high * scale,
-        n=len(times.theirs_blocks),
-        threads=machine.threads,
-    )
-
-
-# --- provenance and candidates -------------------------------------------------------------------------------------------
-
-
-def node_rows(nodes: Sequence[NodeRef], kernel_of: Mapping[int, str]) -> tuple[NodeRef, ...]:
-    """Return the original nodes with the kernels of the best mapping that compute them."""
-    return tuple(
-        replace(node, kernels=tuple(dict.fromkeys(kernel_of[index] for index in node.canonical))) for node in nodes
-    )
-
-
-def candidate_rows(spaces: Sequence[Space], tried: Mapping[str, Sequence[Candidate]]) -> tuple[GroupCandidates, ...]:
-    """Return the best candidates of each space and counts of the rest."""
-    rows = []
-    for space in spaces:
-        outcomes = tried.get(space.key, ())
-        ran = sorted((c for c in outcomes if c.time_s is not None), key=lambda c: (c.time_s or 0.0, c.choice_key))
-        failed = [c for c in outcomes if c.failure is not None]
-        rows.append(
-            GroupCandidates(
-                group=space.spec.key,
-                name=space.spec.name,
-                best=tuple(replace(c, samples_s=()) for c in (ran + failed)[:CANDIDATES_SHOWN]),
-                measured=len(ran),
-                failed=len(failed),
-                predicted_only=max(0, len(space.ranked) - len(outcomes)),
-            )
-        )
-    return tuple(rows)
