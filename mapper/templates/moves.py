@@ -32,14 +32,14 @@ def extent(sch: Any, loop: Any) -> int:
 
 
 def inline_all(sch: Any, keep: frozenset[str]) -> None:
-    """Inline every element-wise block that is neither kept by name nor the output.
+    """Inline every element-wise block that is neither kept by name nor an output.
 
     A block that TVM cannot inline stays where it is; the caller schedules or refuses it.
     """
-    output = block_name(sch, output_block(sch))
+    outputs = {block_name(sch, block) for block in sch.get_output_blocks("root")}
     for block in all_blocks(sch):
         name = block_name(sch, block)
-        if name == output or name in keep or is_reduction(sch, block):
+        if name in outputs or name in keep or is_reduction(sch, block):
             continue
         try:
             sch.compute_inline(block)

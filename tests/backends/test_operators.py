@@ -188,7 +188,7 @@ def test_operators_change_the_layout_on_their_way(kernels, few, name, inside, ou
     "name", ["softmax with a tail", "max pool, padded", "mean of rows with a tail", "layer normalization"]
 )
 def test_any_legal_schedule_keeps_the_values(kernels, few, name):
-    assert kernels.wrong(CASES[name], few(CASES[name], count=99)) == []
+    assert kernels.wrong(CASES[name], few(CASES[name], count=5)) == []
 
 
 @pytest.mark.parametrize("name", POSITIVE)

@@ -87,7 +87,8 @@ def small_model():
     weights = {"w": rng.standard_normal((4, 4, 3, 3)) / 6, "zeros": np.zeros((1, 4, 1, 1))}
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Mul", ["c", "zeros"], ["y"]),
+        helper.make_node("Sigmoid", ["c"], ["s"]),  # without it the product would be folded into the convolution
+        helper.make_node("Mul", ["s", "zeros"], ["y"]),
         helper.make_node("Relu", ["x"], ["r"]),
     ]
     image = [1, 4, 6, 6]
@@ -131,7 +132,7 @@ def request_and_schedule(tmp_path, monkeypatch):
 
 
 def chosen_faults(model, weights):
-    """One fault for each outcome, by the operator of the group."""
+    """One fault for each outcome, by the operator of the group. No input of the checks reaches 12."""
     (node,) = model.graph.node
     known = faults(model, weights)
     if node.op_type == "Conv":
@@ -139,15 +140,19 @@ def chosen_faults(model, weights):
         return [known[0], Fault(kind="channels", note="a channel swapped with itself", weights=(same,))]
     if node.op_type == "Mul":
         return [next(fault for fault in known if fault.note == "Mul done as Add")]
-    clipped, broken = onnx.ModelProto(), onnx.ModelProto()
-    clipped.CopyFrom(model)
-    clipped.graph.node[0].CopyFrom(helper.make_node("Clip", ["in0", "low", "high"], ["out0"]))
-    bounds = {"low": np.float32(0), "high": np.float32(12)}  # inputs of the checks stay below it
-    clipped.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in bounds.items())
+    if node.op_type == "Sigmoid":
+        return []
+    bounded, broken = onnx.ModelProto(), onnx.ModelProto()
+    bounded.CopyFrom(model)
+    del bounded.graph.node[:]
+    for op, ins, out in (("Relu", "in0", "a"), ("Sub", "a bound", "b"), ("Relu", "b", "c"), ("Sub", "a c", "out0")):
+        bounded.graph.node.append(helper.make_node(op, ins.split(), [out]))
+    bounded.graph.value_info.extend(helper.make_tensor_value_info(t, TensorProto.FLOAT, [1, 4, 6, 6]) for t in "abc")
+    bounded.graph.initializer.append(numpy_helper.from_array(np.array(12, np.float32), "bound"))
     broken.CopyFrom(model)
     broken.graph.node[0].op_type = "NoSuchOperator"
     return [
-        Fault(kind="epilogue", note="bounded", model=clipped),
+        Fault(kind="epilogue", note="at most 12", model=bounded),
         Fault(kind="epilogue", note="unknown operator", model=broken),
     ]
 
@@ -155,12 +160,12 @@ def chosen_faults(model, weights):
 def test_every_outcome_is_told_apart(request_and_schedule, monkeypatch):
     monkeypatch.setattr(mutating, "faults", chosen_faults)
     study = study_mutants(*request_and_schedule, 20, 0, Told())
-    assert (study.model, study.mapping, study.kernels) == ("small", "unfused/nchw", 3)
+    assert (study.model, study.mapping, study.kernels) == ("small", "unfused/nchw", 4)
     assert {mutant.note: mutant.outcome for mutant in study.mutants} == {
         "tap (0, 0) of w0 skipped": "alone",
         "a channel swapped with itself": "no-op",
         "Mul done as Add": "model",
-        "bounded": "missed",
+        "at most 12": "missed",
         "unknown operator": "not made",
     }
     assert len(study.tested) == 3

@@ -1,6 +1,5 @@
 """The search over hand-made spaces, with a worker that answers from a table."""
 
-import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +15,6 @@ from mapper.search.strategies.constructed import Constructed
 
 A, B, C, D = (choice(rw=rw) for rw in (1, 2, 3, 4))
 NO_LIMIT = Budget()
-LATER = float("inf")
 
 
 @dataclass
@@ -227,54 +225,68 @@ def test_with_no_budget_a_given_choice_is_the_only_one(searching):
 def test_the_budget_counts_measurements(searching):
     one = space(*((choice(rw=rw), rw * 1e-6) for rw in range(1, 10)))
     search = searching([one], [(choice(rw=rw), 1 / rw) for rw in range(1, 10)])
-    assert search.run(frozenset({one.key}), Budget(trials=4), LATER) == "budget"
+    search.run(frozenset({one.key}), Budget(trials=4), None)
+    assert search.stopped == "budget"
     assert search.measured == 4
     assert search.progress.stages == [("searching", 4)]
     assert len(search.progress.steps) == 4
 
 
-def test_outcomes_from_the_journal_cost_no_budget(searching):
+def test_the_first_schedule_of_a_kernel_costs_no_budget(searching):
+    one = space(*((choice(rw=rw), rw * 1e-6) for rw in range(1, 10)))
+    search = searching([one], [(choice(rw=rw), 1 / rw) for rw in range(1, 10)])
+    search.ensure_first([one.key], Budget(trials=2))
+    search.run(frozenset({one.key}), Budget(trials=2), None)
+    assert search.measured == 3
+
+
+def test_a_search_that_was_cut_short_goes_on_where_it_stopped(searching):
     one = space(*((choice(rw=rw), rw * 1e-6) for rw in range(1, 10)))
     times = [(choice(rw=rw), 1 / rw) for rw in range(1, 10)]
-    searching([one], times).run(frozenset({one.key}), Budget(trials=4), LATER)
+    searching([one], times).run(frozenset({one.key}), Budget(trials=4), None)
     search = searching([one], times)
-    search.run(frozenset({one.key}), Budget(trials=3), LATER)
+    search.run(frozenset({one.key}), Budget(trials=7), None)
     assert (search.from_journal, search.measured) == (4, 3)
-    assert len(search.tried[one.key]) == 7
+    assert [found.choice.tile["rw"] for found in search.tried[one.key]] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_deadline_that_has_passed_ends_it_at_once(searching):
+def test_no_time_means_no_trial(searching):
     one = space((A, 1e-6))
     search = searching([one], [(A, 1e-6)])
-    assert search.run(frozenset({one.key}), NO_LIMIT, time.monotonic() - 1) == "budget"
+    search.run(frozenset({one.key}), NO_LIMIT, 0.0)
+    assert search.stopped == "budget"
     assert search.worker.asked == []
 
 
 def test_it_ends_when_nothing_is_left(searching):
     one, other = space((A, 1e-6), (B, 2e-6), layouts=("one",)), space((C, 1e-6), layouts=("other",))
     search = searching([one, other], [(A, 1e-5), (B, 1e-5), (C, 1e-5)])
-    assert search.run(frozenset({one.key, other.key}), NO_LIMIT, LATER) == "exhausted"
+    search.run(frozenset({one.key, other.key}), NO_LIMIT, None)
+    assert search.stopped == "exhausted"
     assert sorted(found.tile["rw"] for found in search.worker.choices) == [1, 2, 3]
 
 
 def test_it_ends_a_space_after_trials_without_improvement(searching):
     one = space(*((choice(rw=rw), rw * 1e-6) for rw in range(1, 30)))
     search = searching([one], [(choice(rw=rw), 1e-5) for rw in range(1, 30)], patience=5)
-    assert search.run(frozenset({one.key}), NO_LIMIT, LATER) == "exhausted"
+    search.run(frozenset({one.key}), NO_LIMIT, None)
+    assert search.stopped == "exhausted"
     assert search.measured == 6
 
 
 def test_a_space_that_only_fails_is_given_up(searching):
     one = space(*((choice(rw=rw), rw * 1e-6) for rw in range(1, 30)))
     search = searching([one], [], patience=1000)
-    assert search.run(frozenset({one.key}), NO_LIMIT, LATER) == "exhausted"
+    search.run(frozenset({one.key}), NO_LIMIT, None)
+    assert search.stopped == "exhausted"
     assert search.measured == search.failed == FAILURES_BEFORE_GIVING_UP
 
 
 def test_failures_do_not_end_the_search_of_other_spaces(searching):
     bad, good = space((A, 1e-6), (B, 2e-6), layouts=("bad",)), space((C, 1e-6), (D, 2e-6), layouts=("good",))
     search = searching([bad, good], [(C, 1e-5), (D, 1e-6)])
-    assert search.run(frozenset({bad.key, good.key}), NO_LIMIT, LATER) == "exhausted"
+    search.run(frozenset({bad.key, good.key}), NO_LIMIT, None)
+    assert search.stopped == "exhausted"
     assert search.best(good.key).choice == D
     assert len(search.tried[bad.key]) == 2
 
@@ -282,21 +294,22 @@ def test_failures_do_not_end_the_search_of_other_spaces(searching):
 def test_only_the_given_spaces_are_searched(searching):
     one, other = space((A, 1e-6), layouts=("one",)), space((C, 1e-6), layouts=("other",))
     search = searching([one, other], [(A, 1e-5), (C, 1e-5)])
-    search.run(frozenset({one.key}), NO_LIMIT, LATER)
+    search.run(frozenset({one.key}), NO_LIMIT, None)
     assert search.worker.choices == [A]
 
 
 def test_with_no_trials_nothing_is_measured(searching):
     one = space((A, 1e-6))
     search = searching([one], [(A, 1e-5)])
-    assert search.run(frozenset({one.key}), Budget(trials=0), LATER) == "budget"
+    search.run(frozenset({one.key}), Budget(trials=0), None)
+    assert search.stopped == "budget"
     assert search.worker.asked == []
 
 
 def test_the_best_so_far_is_the_sum_over_kernels_and_calls(searching):
     one, other = space((A, 1e-6), layouts=("one",), weight=3), space((C, 1e-6), layouts=("other",))
     search = searching([one, other], [(A, 2e-3), (C, 1e-3)])
-    search.run(frozenset({one.key, other.key}), NO_LIMIT, LATER)
+    search.run(frozenset({one.key, other.key}), NO_LIMIT, None)
     assert search.progress.steps[-1][1] == "kernels 7.00 ms"
 
 
@@ -309,8 +322,9 @@ OTHER = conv((1, 8, 6, 6), 16, (3, 3))
 NHWC2, NHWC3 = ("nhwc",) * 2, ("nhwc",) * 3
 
 
-def conv_choice(rw, layouts=NHWC2, template="conv2d"):
-    return choice(template=template, layouts=layouts, rw=rw)
+def conv_choice(rw, layouts=NHWC2, template="conv2d", **others):
+    tile = {"v": 8, "vb": 8, "rw": rw, "rh": 1, "th": 1, "tc": 2, "stage": 1, "ku": 1, **others}
+    return choice(template=template, layouts=layouts, **tile)
 
 
 def test_one_operator_has_one_key_whatever_follows():
@@ -326,7 +340,7 @@ def test_the_best_tile_of_a_searched_space_is_offered_to_equal_operators(searchi
     foreign = space((conv_choice(1), 1e-6), of=OTHER.spec, layouts=NHWC2)
     moved = conv_choice(2, NHWC3)
     search = searching([known, equal, foreign], [(conv_choice(1), 5e-6), (conv_choice(2), 3e-6), (moved, 4e-6)])
-    search.run(frozenset({known.key}), NO_LIMIT, LATER)
+    search.run(frozenset({known.key}), NO_LIMIT, None)
     search.transfer([equal.key, foreign.key])
     assert search.worker.choices[2:] == [moved]
     assert search.best(equal.key).choice == moved
@@ -339,7 +353,7 @@ def test_of_several_searched_spaces_the_fastest_passes_its_tile_on(searching):
     wanting = space((conv_choice(1, NHWC3), 1e-6), of=ADDED.spec, layouts=NHWC3)
     times = [(conv_choice(rw), time_s) for rw, time_s in ((1, 9e-6), (2, 8e-6), (3, 2e-6), (4, 3e-6))]
     search = searching([slow, fast, wanting], times)
-    search.run(frozenset({slow.key, fast.key}), NO_LIMIT, LATER)
+    search.run(frozenset({slow.key, fast.key}), NO_LIMIT, None)
     search.transfer([wanting.key])
     assert search.worker.choices[-1] == conv_choice(3, NHWC3)
 
@@ -349,7 +363,7 @@ def test_a_tile_that_was_tried_is_not_offered_again(searching):
     equal = space((conv_choice(2, NHWC3), 1e-6), of=ADDED.spec, layouts=NHWC3)
     times = [(conv_choice(1), 5e-6), (conv_choice(2), 3e-6), (conv_choice(2, NHWC3), 4e-6)]
     search = searching([known, equal], times)
-    search.run(frozenset({known.key}), NO_LIMIT, LATER)
+    search.run(frozenset({known.key}), NO_LIMIT, None)
     search.ensure_first([equal.key], NO_LIMIT)
     asked = len(search.worker.asked)
     search.transfer([equal.key])
@@ -370,6 +384,16 @@ def test_a_generic_kernel_passes_nothing_on(searching):
     known = space((plain[0], 1e-6), (plain[1], 2e-6), of=PLAIN.spec, layouts=NHWC2)
     equal = space((conv_choice(2, NHWC3), 1e-6), of=ADDED.spec, layouts=NHWC3)
     search = searching([known, equal], [(plain[0], 5e-6), (plain[1], 6e-6)])
-    search.run(frozenset({known.key}), NO_LIMIT, LATER)
+    search.run(frozenset({known.key}), NO_LIMIT, None)
+    search.transfer([equal.key])
+    assert equal.key not in search.tried
+
+
+def test_a_tile_that_is_illegal_there_is_not_offered(searching):
+    illegal = conv_choice(2, tc=3)  # 3 does not divide two blocks
+    known = space((conv_choice(1), 1e-6), (illegal, 2e-6), of=PLAIN.spec, layouts=NHWC2)
+    equal = space((conv_choice(1, NHWC3), 1e-6), of=ADDED.spec, layouts=NHWC3)
+    search = searching([known, equal], [(conv_choice(1), 5e-6), (illegal, 3e-6)])
+    search.run(frozenset({known.key}), NO_LIMIT, None)
     search.transfer([equal.key])
     assert equal.key not in search.tried

@@ -51,6 +51,11 @@ GROUPS = {
         )
         for image, weight in (((1, 24, 12, 13), (24, 10, 2, 2)), ((1, 24, 80, 80), (24, 1, 2, 2)))
     ],
+    "rowwise": [
+        case([("Softmax", "x", "y", {})], {"x": (1, 1000)}),
+        case([("Softmax", "x", "y", {})], {"x": (8, 16)}),
+        case([("ReduceMean", "x", "y", {"axes": [2, 3]})], {"x": (1, 64, 7, 7)}),
+    ],
     "generic": [
         case([("MaxPool", "x", "y", {"kernel_shape": [3, 3]})], {"x": (1, 64, 56, 56)}),
         case([("Add", "x z", "y", {})], {"x": (1, 64, 56, 56), "z": (1, 64, 56, 56)}),
@@ -86,7 +91,7 @@ def test_every_choice_is_legal_and_priced(name, index, on):
     assert_is_sound(one.spec, space, template, on)
 
 
-@pytest.mark.parametrize(("name", "index"), [pair for pair in EVERY if pair[0] != "generic"])
+@pytest.mark.parametrize(("name", "index"), [pair for pair in EVERY if pair[0] not in ("generic", "rowwise")])
 def test_no_choice_executes_less_than_the_anchor_needs(name, index):
     spec = GROUPS[name][index].spec
     template = templates.by_name(name)
@@ -140,6 +145,14 @@ def test_sums_fit_the_register_file(name, on):
             "generic",
         ),
         (case([("Relu", "x", "y", {})], {"x": (3,)}), "generic"),
+        (case([("Softmax", "x", "y", {})], {"x": (4, 15)}), "generic"),
+        (case([("Softmax", "x", "y", {})], {"x": (4, 16)}), "rowwise"),
+        (case([("Softmax", "x", "y", {"axis": 0})], {"x": (16, 16)}), "generic"),
+        (case([("Softmax", "x", "y", {})], {"x": (4, 4, 16)}, opset=11), "generic"),  # rows run over two axes there
+        (case([("Softmax", "x", "y", {"axis": 2})], {"x": (4, 4, 16)}, opset=11), "rowwise"),
+        (case([("ReduceMean", "x", "y", {"axes": [-1]})], {"x": (4, 16)}), "rowwise"),
+        (case([("ReduceMean", "x", "y", {"axes": [0]})], {"x": (16, 4)}), "generic"),
+        (case([("ReduceProd", "x", "y", {"axes": [1]})], {"x": (4, 16)}), "generic"),
     ],
 )
 def test_a_group_goes_to_the_template_of_its_anchor(one, name):
@@ -181,7 +194,12 @@ SMALL = {
         conv((1, 16, 8, 8), 16, (3, 3), group=16, **SAME),
         {"v": 8, "vb": 8, "rw": 4, "th": 2, "tc": 2, "stage": 1},
     ),
+    "convtranspose": (
+        case([("ConvTranspose", "x w", "y", {"strides": [2, 2]})], {"x": (1, 3, 6, 8)}, [("w", (3, 4, 2, 2))]),
+        {"v": 8, "vb": 16, "rw": 4, "th": 2, "stage": 1},
+    ),
     "matmul": (matmul((12, 8), (8, 32)), {"v": 8, "vb": 16, "rm": 4, "tm": 3, "tc": 2, "stage": 0}),
+    "rowwise": (case([("Softmax", "x", "y", {})], {"x": (4, 20)}), {"v": 8, "grain": 1}),
     "generic": (case([("Relu", "x", "y", {})], {"x": (64,)}), {"v": 8, "grain": 1}),
 }
 
@@ -217,6 +235,12 @@ def test_the_unchanged_tile_is_legal(name):
         ("depthwise", {"stage": 3}, r"stage = 3 must be 1 \(task\) or 2 \(root\)"),
         ("depthwise", {"th": 3}, "th = 3 must divide 8 output rows"),
         ("depthwise", {"tc": 3}, "tc = 3 must divide 2 channel blocks"),
+        ("convtranspose", {"th": 0}, "every field but stage must be 1 or more"),
+        ("convtranspose", {"vb": 12}, "v = 8 must divide vb = 12"),
+        ("convtranspose", {"v": 3, "vb": 6}, "v = 3 must be a power of two"),
+        ("convtranspose", {"th": 4}, "th = 4 must divide 6 input rows"),
+        ("convtranspose", {"rw": 3}, "rw = 3 must divide 8 input columns"),
+        ("convtranspose", {"stage": 2}, r"stage = 2 must be 0 \(none\) or 1 \(task\)"),
         ("matmul", {"tm": 0}, "every field but stage must be 1 or more"),
         ("matmul", {"vb": 12}, "v = 8 must divide vb = 12"),
         ("matmul", {"v": 3, "vb": 6}, "v = 3 must be a power of two"),
@@ -224,14 +248,27 @@ def test_the_unchanged_tile_is_legal(name):
         ("matmul", {"tm": 2}, "tm = 2 must divide 3 row tiles"),
         ("matmul", {"tc": 3}, "tc = 3 must divide 2 column blocks"),
         ("matmul", {"rm": 5}, "stage = 0 needs rm to divide 12 rows"),
+        ("rowwise", {"v": 6}, "v = 6 must be a power of two"),
+        ("rowwise", {"v": 32}, "v = 32 exceeds the row of 20"),
+        ("rowwise", {"grain": 2}, r"grain = 2 must be 0 \(serial\) or 1 \(parallel\)"),
         ("generic", {"v": 0}, "v = 0 must be a power of two"),
         ("generic", {"v": 6}, "v = 6 must be a power of two"),
-        ("generic", {"grain": 2}, r"grain = 2 must be 0 \(serial\) or 1 \(parallel\)"),
+        ("generic", {"grain": 4097}, "grain = 4097 must be the least number of parallel tasks, 0 for none"),
     ],
 )
 def test_an_illegal_tile_is_rejected_by_its_rule(name, changes, message):
     with pytest.raises(BadInputError, match=message):
         check(name, **changes)
+
+
+def test_groups_that_end_inside_a_vector_need_tasks_that_stage_whole_rows():
+    one = conv((1, 6, 8, 8), 15, (3, 3), group=3, **SAME)  # groups of 5 channels
+    tile = {"v": 8, "vb": 8, "rw": 4, "rh": 1, "th": 2, "tc": 3, "stage": 1, "ku": 1}
+    template = templates.by_name("conv2d")
+    template.check(one.spec, Choice(template="conv2d", layouts=one.layouts(), tile=tile))
+    for change in ({"stage": 2}, {"rw": 3}):
+        with pytest.raises(BadInputError, match="vb = 8 does not divide the 5 output channels of a group, so stage"):
+            template.check(one.spec, Choice(template="conv2d", layouts=one.layouts(), tile={**tile, **change}))
 
 
 # --- laws over shapes -----------------------------------------------------------------------------

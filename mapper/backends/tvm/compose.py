@@ -49,7 +49,7 @@ class Composed:
 
     def feed(self, feeds: Mapping[str, Array]) -> None:
         """Bind input values, in ONNX layout."""
-        inputs = [tvm.runtime.tensor(np.ascontiguousarray(feeds[name])) for name in self._program.inputs]
+        inputs = [tvm.runtime.tensor(contiguous(feeds[name])) for name in self._program.inputs]
         self._machine.set_input("main", *inputs, *self._weights)
 
     def run(self) -> dict[str, Array]:
@@ -95,6 +95,11 @@ class Composed:
     def workspace_bytes(self) -> int:
         """Return the bytes of activation storage that TVM's memory planner allocates between kernels."""
         return _planned_bytes(self._program)
+
+
+def contiguous(value: Array) -> Array:
+    """Return an array whose elements lie in order; unlike numpy's own function this keeps rank 0."""
+    return value if value.flags.c_contiguous else value.copy()
 
 
 def _planned_bytes(program: Program) -> int:

@@ -21,7 +21,7 @@ def time_default(model: onnx.ModelProto, feeds: Sequence[Array], runs: int, targ
     """
     module = from_onnx(model, keep_params_in_input=False)
     machine = relax.VirtualMachine(relax.build(module, target=target), tvm.cpu())
-    machine.set_input("main", *(tvm.runtime.tensor(np.ascontiguousarray(value)) for value in feeds))
+    machine.set_input("main", *(tvm.runtime.tensor(np.asarray(value, order="C")) for value in feeds))
     once_s = _time(machine, 1)[0]
     return _time(machine, SLOW_RUNS if once_s > SLOW_S else runs)
 

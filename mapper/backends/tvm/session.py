@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from mapper import templates
 from mapper.backends.tvm import lower as lowering
 from mapper.backends.tvm.build import Kernel, build_kernel
-from mapper.backends.tvm.compose import Call, Composed, Program
+from mapper.backends.tvm.compose import Call, Composed, Program, contiguous
 from mapper.backends.tvm.mutate import corrupt
 from mapper.keys import kernel_symbol
 from mapper.records import Choice, GroupSpec
@@ -79,7 +79,7 @@ class Session:
         ]
         count = len(arrays)
         shapes = zip(kernel.lowered.shapes[count:], kernel.lowered.dtypes[count:], strict=True)
-        tensors = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays]
+        tensors = [tvm.runtime.tensor(contiguous(array)) for array in arrays]
         tensors += [tvm.runtime.tensor(_poison(shape, dtype)) for shape, dtype in shapes]
         kernel.executable[symbol](*tensors)
         layouts = _layouts(kernel, spec.outputs, len(spec.inputs))
@@ -158,7 +158,7 @@ class Session:
 
 def pack(value: Array, packing: Packing | None) -> Array:
     """Return a weight as the kernel wants it."""
-    return np.ascontiguousarray(packing.pack(value) if packing else value)
+    return contiguous(packing.pack(value) if packing else value)
 
 
 def _spoiled(name: str, value: Array, corruption: Sequence[str] | None) -> Array:
@@ -167,12 +167,12 @@ def _spoiled(name: str, value: Array, corruption: Sequence[str] | None) -> Array
 
 def to_physical(value: Array, layout: str) -> Array:
     """Return an array in ONNX order re-ordered as `layout` lies in memory."""
-    return np.ascontiguousarray(value.transpose(NHWC)) if layout == "nhwc" else value
+    return contiguous(value.transpose(NHWC)) if layout == "nhwc" else value
 
 
 def to_logical(value: Array, layout: str) -> Array:
     """Undo `to_physical`."""
-    return np.ascontiguousarray(value.transpose(NCHW)) if layout == "nhwc" else value
+    return contiguous(value.transpose(NCHW)) if layout == "nhwc" else value
 
 
 def _packings(kernel: Kernel) -> Mapping[str, Packing]:
