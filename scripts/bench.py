@@ -32,7 +32,8 @@ from mapper.report.gfm import table
 from mapper.report.jsonfile import encode, write_atomic
 from mapper.report.sheet import SHEET_NAME, read_sheet
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 ZOO = ("squeezenet", "resnet50", "densenet121", "shufflenet", "ppocr-cls", "ppocr-det", "ppocr-rec", "magika")
 RUNTIMES = ("onnxruntime", "tvm-default")

@@ -22,7 +22,8 @@ from mapper.records import Choice, Group, GroupSpec, MachineModel
 from mapper.validate.mutants import Fault, corrupted
 from mapper.validate.numerics import verify
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 Array = np.ndarray[Any, Any]
 Outcome = Literal["model", "alone", "missed", "no-op", "not made"]

@@ -19,7 +19,8 @@ from mapper.measure.peaks import load_peaks
 from mapper.records import Cache, DoctorLine, Peak
 from mapper.report.text import binary_size
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 REINSTALL = (
     "install again: delete .venv and run scripts/explore.sh, or pip install --force-reinstall -c constraints.txt -e ."

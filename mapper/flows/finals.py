@@ -14,7 +14,8 @@ from mapper.flows.run import Run
 from mapper.measure.timing import BlockPlan, runs_for, two_runtime_blocks
 from mapper.records import GroupSpec
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 PROCESS_PAIRS = 2
 ROUND_TARGET_S = 2.5

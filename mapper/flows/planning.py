@@ -21,6 +21,8 @@ from mapper.worker.workers import TvmWorker
 
 Policy = Literal["nhwc", "nchw"]
 TVM_DEFAULT = "tvm-default"
+# Beyond this the kernels of two more mappings cost more time than the search itself gets.
+EXTRA_DRAFTS_UP_TO_OPERATORS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,13 @@ def make_drafts(prepared: Prepared, worker: TvmWorker, schedule: ScheduleFile | 
         warnings.append(f"TVM's default grouping could not be applied: {error}")
     plans.append((fusion.unfused(graph), False))
     drafts = [_draft(prepared, plan, "nhwc", is_searched=searched) for plan, searched in plans]
-    if any(len(spec.shape) == 4 for spec in graph.tensors.values()):
+    if len(graph.operators) <= EXTRA_DRAFTS_UP_TO_OPERATORS:
         drafts.insert(1, _draft(prepared, plans[0][0], "nchw", is_searched=False))
+    else:
+        drafts = [draft for draft in drafts if draft.plan.label != "conservative"]
+        warnings.append(
+            f"above {EXTRA_DRAFTS_UP_TO_OPERATORS} operators the nchw layout and the conservative plan are not tried"
+        )
     if schedule is not None:
         own = fusion.from_partition(graph, schedule.partition, schedule.fusion_plan, boundaries)
         policy: Policy = "nchw" if schedule.layout == "nchw" else "nhwc"

@@ -18,7 +18,8 @@ from mapper.plan.fusion import group_taps
 from mapper.plan.graph import operator_graph
 from mapper.records import OperatorGraph
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, write_feeds
+from mapper.worker.exchange import write_feeds
+from mapper.worker.reference import ReferenceWorker
 
 Array = np.ndarray[Any, Any]
 

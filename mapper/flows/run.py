@@ -13,7 +13,8 @@ from mapper.flows.machine import Host, find_host, measured_machine
 from mapper.flows.prepare import Prepared, prepare
 from mapper.records import Failure, Machine, MachineModel
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 
 @dataclass(slots=True, kw_only=True)

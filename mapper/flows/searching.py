@@ -95,7 +95,10 @@ class Search:
         return candidate
 
     def transfer(self, keys: Sequence[str]) -> None:
-        """Offer spaces that were not searched the best choice of a searched space with the same anchor operator."""
+        """Offer spaces that were not searched the best choice of a searched space with the same anchor operator.
+
+        That is one trial each, like the constructed schedules, and outside the budget like them.
+        """
         known: dict[str, Candidate] = {}
         for key, space in self.spaces.items():
             best = self.best(key)

@@ -13,7 +13,8 @@ from mapper.plan.layout import tensor_layouts
 from mapper.records import Candidate, Choice, Failure, GroupSpec, Verification
 from mapper.validate.numerics import verify
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 Array = np.ndarray[Any, Any]
 MUTANTS = 20

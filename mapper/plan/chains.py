@@ -18,11 +18,12 @@ MAX_GROUP_OPERATORS = 32
 _MAX_REGION_OPERATORS = 16
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-ELEMENTWISE = _words(
+ELEMENTWISE = words(
     """Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu
     Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN
     LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink
@@ -37,12 +38,12 @@ ANCHORS = {
     **dict.fromkeys(("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"), (0,)),
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), (0,)),
 }
-MOVEMENT = _words(
+MOVEMENT = words(
     """Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Pad Reshape Resize Slice SpaceToDepth Squeeze
     Tile Transpose Unsqueeze Upsample"""
 )
 # Movement that only re-indexes one tensor: a chain of these is one copy.
-REINDEXING = _words("Flatten Reshape Slice Squeeze Transpose Unsqueeze")
+REINDEXING = words("Flatten Reshape Slice Squeeze Transpose Unsqueeze")
 
 
 @dataclass(slots=True, kw_only=True)

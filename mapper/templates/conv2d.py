@@ -142,8 +142,7 @@ class Conv2d:
         shape = conv_shape(spec)
         found = []
         for v, vb in _channel_blocks(shape, machine):
-            vectors = vb // v
-            for rw, rh in _register_rows(shape, machine.vector_registers, vectors):
+            for rw, rh in _rows_of(shape, machine.vector_registers, v, vb):
                 for stage, th, tc in _task_grains(shape, spec, rw, rh, vb, machine):
                     tile = {"v": v, "vb": vb, "rw": rw, "rh": rh, "th": th, "tc": tc, "stage": stage, "ku": 1}
                     found.append(Choice(template=self.name, layouts=layouts, tile=tile))
@@ -357,6 +356,16 @@ def _register_rows(shape: ConvShape, registers: int, vectors: int) -> list[tuple
                 found.append((rw, rh))
     found.sort(key=lambda rows: (-rows[0] * rows[1] * (shape.ow * shape.oh) / _padded(shape, rows), rows[1]))
     return found[:6] or [(1, 1)]
+
+
+def _rows_of(shape: ConvShape, registers: int, v: int, vb: int) -> list[tuple[int, int]]:
+    """Return the register rows for a channel block; where groups end inside a vector they must divide the image."""
+    rows = _register_rows(shape, registers, vb // v)
+    if _is_aligned(shape, vb):
+        return rows
+    room = max(1, (registers - vb // v - 1) // (vb // v))
+    exact = [pair for pair in rows if _is_exact(shape, {"rw": pair[0], "rh": pair[1]})]
+    return exact or [(divisors(shape.ow, room)[-1], 1)]
 
 
 def _padded(shape: ConvShape, rows: tuple[int, int]) -> int:

@@ -103,6 +103,9 @@ def _schedule_block(sch: Any, block: Any, lanes: int, tasks: int) -> None:
     sch.reorder(*outer, *reductions, inner)
     if outer and tasks:
         sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
+    # TVM cannot cut a loop whose body casts to integers into whole vectors and a tail
+    while moves.extent(sch, inner) % lanes and 'Cast("int' in str(statement.body):
+        lanes //= 2
     if lanes > 1 and moves.extent(sch, inner) >= lanes:
         moves.vectorize_inner(sch, inner, lanes, unroll=bool(reductions))
     if reductions:

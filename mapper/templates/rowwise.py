@@ -124,8 +124,11 @@ def row_length(spec: GroupSpec) -> int:
 def _axes(spec: GroupSpec, anchor: Operator) -> list[int] | None:
     rank = len(spec.tensors[anchor.inputs[0]].shape)
     if anchor.op_type == "Softmax":
-        axis = anchor.attributes.get("axis", -1)
-        return [axis] if isinstance(axis, int) else None
+        # before opset 13 the default axis is 1, and a row runs from the axis to the end
+        since = anchor.attributes.get("@since_version", 13)
+        flattens = isinstance(since, int) and since < 13
+        axis = anchor.attributes.get("axis", 1 if flattens else -1)
+        return [axis] if isinstance(axis, int) and (not flattens or axis % rank == rank - 1) else None
     if len(anchor.inputs) > 1 and anchor.inputs[1]:
         constant = spec.constants.get(anchor.inputs[1])
         return list(constant["data"]) if isinstance(constant, Mapping) else None

@@ -94,10 +94,9 @@ class Child:
         with contextlib.suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
 

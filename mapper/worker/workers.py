@@ -1,6 +1,5 @@
-"""The two kinds of children as typed objects that survive the death of the process behind them."""
+"""The TVM worker as a typed object that survives the death of the process behind it."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ import numpy as np
 from mapper.keys import choice_json, choice_key, kernel_symbol
 from mapper.records import Candidate, Choice, Failure, FusionPlan, GroupSpec
 from mapper.worker.client import Child, ChildFailureError
+from mapper.worker.exchange import Array, Exchange, load_arrays, load_outputs, save_arrays, write_feeds
 
-Array = np.ndarray[Any, Any]
 BUILD_TIMEOUT_S = 60.0
 RUN_TIMEOUT_S = 60.0
 
@@ -40,7 +39,8 @@ class TvmWorker:
         self._model: Path | None = None
         self._groups: dict[str, tuple[GroupSpec, Path]] = {}
         self._built: dict[str, str] = {}  # symbol → IR hash, in the living child
-        self._names = itertools.count()
+        self._exchange = Exchange(folder)
+        self._code_bytes: dict[str, int] = {}  # by symbol; costs a code generation each, so asked once
         self._child: Child | None = None
         self.deaths = 0
         self.versions: Mapping[str, str] = {}
@@ -109,8 +109,11 @@ class TvmWorker:
 
     def code_bytes(self, group: str, choice: Choice) -> int:
         """Return the bytes of a kernel's machine code."""
-        self.build(group, choice)
-        return int(self._call("code_bytes", symbol=kernel_symbol(group, choice)))
+        symbol = kernel_symbol(group, choice)
+        if symbol not in self._code_bytes:
+            self.build(group, choice)
+            self._code_bytes[symbol] = int(self._call("code_bytes", symbol=symbol))
+        return self._code_bytes[symbol]
 
     def forget(self, group: str, choices: Sequence[Choice]) -> None:
         """Drop kernels that lost."""
@@ -133,12 +136,13 @@ class TvmWorker:
         `corruption` (weight, kind of `backends.tvm.mutate`) spoils one packed weight first.
         """
         self.build(group, choice)
-        feeds, out = self._file("feeds"), self._file("out")
-        save_arrays(feeds, values)
         symbol = kernel_symbol(group, choice)
-        self._call("run_kernel", RUN_TIMEOUT_S, symbol=symbol, feeds=str(feeds), out=str(out), corruption=corruption)
-        feeds.unlink()
-        return _take(out)
+        with self._exchange.files("feeds", "out") as (feeds, out):
+            save_arrays(feeds, values)
+            self._call(
+                "run_kernel", RUN_TIMEOUT_S, symbol=symbol, feeds=str(feeds), out=str(out), corruption=corruption
+            )
+            return load_arrays(out)
 
     def compose(
         self,
@@ -171,18 +175,20 @@ class TvmWorker:
 
     def run_model(self, name: str) -> list[Array]:
         """Run a composed model once and return its outputs in order."""
-        out = self._file("out")
-        self._call("run_model", RUN_TIMEOUT_S, name=name, out=str(out))
-        return _ordered(_take(out))
+        with self._exchange.files("out") as (out,):
+            self._call("run_model", RUN_TIMEOUT_S, name=name, out=str(out))
+            return load_outputs(out)
 
     def run_mutant(self, name: str, at: tuple[int, int], kind: str, feeds: Path) -> list[Array] | None:
         """Run a composed model with one weight corrupted; None when the corruption changed no bit of it.
 
         `at` is (call, weight of that call).
         """
-        out = self._file("out")
-        changed = self._call("run_mutant", RUN_TIMEOUT_S, name=name, at=at, kind=kind, feeds=str(feeds), out=str(out))
-        return _ordered(_take(out)) if changed else None
+        with self._exchange.files("out") as (out,):
+            changed = self._call(
+                "run_mutant", RUN_TIMEOUT_S, name=name, at=at, kind=kind, feeds=str(feeds), out=str(out)
+            )
+            return load_outputs(out) if changed else None
 
     def alternate(self, names: Sequence[str], rounds: int, seed: int) -> list[list[float]]:
         """Time composed models run by run; seconds, model × round."""
@@ -220,10 +226,9 @@ class TvmWorker:
 
     def add_weights(self, values: Mapping[str, Array]) -> None:
         """Let models that are composed next name these weights too; a replaced child has forgotten them."""
-        file = self._file("weights")
-        write_feeds(file, list(values.values()))
-        self._call("add_weights", names=list(values), path=str(file))
-        file.unlink()
+        with self._exchange.files("weights") as (file,):
+            write_feeds(file, list(values.values()))
+            self._call("add_weights", names=list(values), path=str(file))
 
     def _start(self) -> None:
         environment = {"TVM_NUM_THREADS": str(self._threads)}
@@ -246,71 +251,6 @@ class TvmWorker:
         except ChildFailureError as error:
             if error.is_dead:
                 self.deaths += 1
+                self._child.close()
                 self._start()
             raise
-
-    def _file(self, word: str) -> Path:
-        return self._folder / f"{word}{id(self) % 1000003}_{next(self._names)}.npz"
-
-
-class ReferenceWorker:
-    """onnxruntime in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._names = itertools.count()
-        self._child = Child("mapper.worker.reference_server", log=folder / "reference.log")
-
-    def close(self) -> None:
-        """End the child."""
-        self._child.close()
-
-    def version(self) -> str:
-        """Return onnxruntime's version."""
-        return str(self._child.call("version"))
-
-    def optimise(self, source: Path, target: Path) -> None:
-        """Write `source` as onnxruntime's basic optimiser leaves it."""
-        self._child.call("optimise", 300.0, source=str(source), target=str(target))
-
-    def run(self, model: Path, feeds: Sequence[Array], level: str = "none") -> list[Array]:
-        """Run a model once on feeds in input order; return its outputs in order."""
-        file, out = self._file("feeds"), self._file("out")
-        write_feeds(file, feeds)
-        self._child.call("run", 600.0, model=str(model), feeds=str(file), out=str(out), level=level)
-        file.unlink()
-        return _ordered(_take(out))
-
-    def open(self, name: str, model: Path, feeds: Path, threads: int) -> None:
-        """Open a session for timing, default options but the thread count."""
-        self._child.call("open", 300.0, name=name, model=str(model), feeds=str(feeds), threads=threads)
-
-    def run_timed(self, name: str, runs: int) -> list[float]:
-        """Time an open session."""
-        samples: list[float] = self._child.call("run_timed", 600.0, name=name, runs=runs)
-        return samples
-
-    def _file(self, word: str) -> Path:
-        return self._folder / f"reference_{word}{id(self) % 1000003}_{next(self._names)}.npz"
-
-
-def write_feeds(path: Path, feeds: Sequence[Array]) -> None:
-    """Write arrays by position, as children read them."""
-    save_arrays(path, {f"input{index}": value for index, value in enumerate(feeds)})
-
-
-def save_arrays(path: Path, values: Mapping[str, Array]) -> None:
-    """Write arrays by name, uncompressed."""
-    arguments: dict[str, Any] = dict(values)
-    np.savez(path, **arguments)
-
-
-def _take(path: Path) -> dict[str, Array]:
-    with np.load(path) as values:
-        taken = dict(values)
-    path.unlink()
-    return taken
-
-
-def _ordered(values: Mapping[str, Array]) -> list[Array]:
-    return [values[f"output{index}"] for index in range(len(values))]

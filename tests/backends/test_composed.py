@@ -13,7 +13,7 @@ from mapper.plan.spec import group_spec
 from mapper.plan.submodel import group_model
 from mapper.validate.numerics import compare
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import write_feeds
+from mapper.worker.exchange import write_feeds
 
 # Operators: 0 Conv, 1 Relu, 2 Conv, 3 Add, 4 Relu, 5 MaxPool, 6 Conv (depthwise), 7 GlobalAveragePool, 8 Flatten,
 # 9 Gemm, 10 Softmax.

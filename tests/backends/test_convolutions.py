@@ -127,7 +127,7 @@ def test_kernels_compute_the_convolution(kernels, few, name):
 )
 def test_any_layouts_outside_give_the_same_values(kernels, few, name, inside, outside):
     one = CASES[name]
-    assert kernels.wrong(one, few(one, count=2, policy=inside, output=outside)) == []
+    assert kernels.wrong(one, few(one, count=1, policy=inside, output=outside)) == []
 
 
 @pytest.mark.parametrize("machine", [AVX512, NEON], ids=["16 lanes", "4 lanes"])
@@ -144,7 +144,7 @@ def test_tiles_of_other_machines_give_the_same_values(kernels, few, name, machin
 )
 def test_any_legal_schedule_keeps_the_values(kernels, few, name):
     one = CASES[name]
-    assert kernels.wrong(one, few(one, count=12)) == []
+    assert kernels.wrong(one, few(one, count=10)) == []
 
 
 @pytest.mark.parametrize("unroll", [2, 4, 8])

@@ -19,7 +19,7 @@ from mapper.plan.spec import group_spec
 from mapper.records import SCHEMA_VERSION, ScheduleFile
 from mapper.report.schedule import write_schedule
 from mapper.validate.mutants import Fault, WeightChange, faults
-from mapper.worker.workers import ReferenceWorker
+from mapper.worker.reference import ReferenceWorker
 
 
 class Told:

@@ -25,12 +25,43 @@ def test_tensors_inside_groups_have_no_layout_and_weights_neither():
 
 def test_other_ranks_are_row():
     graph = graph_of(
-        [node("Relu", "x", "a"), node("Flatten", "a", "b"), node("MatMul", "b w", "y")],
+        [node("GlobalMaxPool", "x", "a"), node("Flatten", "a", "b"), node("MatMul", "b w", "y")],
         {"x": IMAGE},
         {"y": (1, 3)},
-        [weight("w", (18, 3))],
+        [weight("w", (IMAGE[1], 3))],
     )
     assert tensor_layouts(graph, unfused(graph), "nhwc") == {"x": "nchw", "a": "nhwc", "b": "row", "y": "row"}
+
+
+def test_an_image_stays_one_through_element_wise_operators_and_concatenations():
+    graph = graph_of(
+        [
+            node("Relu", "x", "a"),
+            node("Concat", "a a", "b", axis=1),
+            node("GlobalMaxPool", "b", "c"),
+            node("Abs", "c", "y"),
+        ],
+        {"x": IMAGE},
+        {"y": (1, 2 * IMAGE[1], 1, 1)},
+    )
+    assert tensor_layouts(graph, unfused(graph), "nhwc") == {
+        "x": "nchw",
+        "a": "nhwc",
+        "b": "nhwc",
+        "c": "nhwc",
+        "y": "nchw",
+    }
+
+
+def test_attention_heads_are_no_images():
+    heads = (1, 8, 16, 4)
+    graph = graph_of(
+        [node("Relu", "x", "a"), node("Softmax", "a", "b", axis=-1), node("Reshape", "b s", "y")],
+        {"x": heads},
+        {"y": (8, 16, 4)},
+        [constant("s", [8, 16, 4], np.int64)],
+    )
+    assert tensor_layouts(graph, unfused(graph), "nhwc") == {"x": "nchw", "a": "nchw", "b": "nchw", "y": "row"}
 
 
 def test_group_layouts_follow_the_arguments_inputs_then_outputs():

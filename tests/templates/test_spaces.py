@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_groups import AVX2, AVX512, NEON, RELU, case, conv, machine, matmul
+from onnx import TensorProto, helper, numpy_helper
+from small_groups import AVX2, AVX512, NEON, RELU, Case, case, conv, machine, matmul
 
 from mapper import templates
 from mapper.errors import BadInputError
@@ -160,10 +162,6 @@ def test_a_group_goes_to_the_template_of_its_anchor(one, name):
 
 
 def test_double_precision_is_left_to_the_generic_template():
-    import numpy as np  # noqa: PLC0415
-    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415
-    from small_groups import Case  # noqa: PLC0415
-
     shapes = {"x": (1, 3, 4, 4), "y": (1, 2, 4, 4)}
     x, y = (helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape) for name, shape in shapes.items())
     held = [numpy_helper.from_array(np.ones((2, 3, 1, 1)), "w")]

@@ -13,7 +13,9 @@ from mapper import templates
 from mapper.keys import choice_key
 from mapper.worker import workers
 from mapper.worker.client import ChildFailureError
-from mapper.worker.workers import ReferenceWorker, TvmWorker, write_feeds
+from mapper.worker.exchange import write_feeds
+from mapper.worker.reference import ReferenceWorker
+from mapper.worker.workers import TvmWorker
 
 BASELINE = '{"kind": "llvm", "num-cores": 2}'
 CONV = conv((1, 4, 6, 6), 8, (3, 3), pads=[1, 1, 1, 1])

@@ -52,7 +52,7 @@ def default_partition(model: onnx.ModelProto) -> list[list[int]]:
         if last is not None:
             members.add(last)
             named.add(last)
-    return _completed([sorted(members) for members in groups], len(graph.node))
+    return _completed([sorted(members) for members in groups], graph)
 
 
 def _function(module: Any, binding: Any) -> Any:
@@ -104,9 +104,26 @@ def _sources(function: Any) -> set[int]:
     return found
 
 
-def _completed(groups: list[list[int]], count: int) -> list[list[int]]:
-    """Keep each node in the last group that names it, and give every unnamed node a group of its own."""
+def _completed(groups: list[list[int]], graph: onnx.GraphProto) -> list[list[int]]:
+    """Keep each node in the last group that names it, and place the nodes that nobody names.
+
+    An unnamed node between two nodes of one group is inside it (the importer emitted it without a name); any other is
+    alone.
+    """
     owner = {index: position for position, members in enumerate(groups) for index in members}
-    kept = [[index for index in members if owner[index] == position] for position, members in enumerate(groups)]
-    alone = [[index] for index in range(count) if index not in owner]
-    return [members for members in kept if members] + alone
+    producer = {output: index for index, node in enumerate(graph.node) for output in node.output}
+    readers: dict[str, list[int]] = {}
+    for index, node in enumerate(graph.node):
+        for name in node.input:
+            readers.setdefault(name, []).append(index)
+    for index, node in enumerate(graph.node):
+        if index not in owner:
+            before = {owner[producer[name]] for name in node.input if producer.get(name) in owner}
+            after = {owner[reader] for name in node.output for reader in readers.get(name, ()) if reader in owner}
+            around = before & after
+            if around:
+                owner[index] = around.pop()
+    kept: dict[int, list[int]] = {}
+    for index in range(len(graph.node)):
+        kept.setdefault(owner.get(index, len(groups) + index), []).append(index)
+    return [kept[position] for position in sorted(kept)]

@@ -38,6 +38,7 @@ class Session:
     def open_model(self, path: str) -> None:
         """Read the constants of the canonical model."""
         model = onnx.load(path)
+        self.packed.clear()
         self.weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
     def define(self, spec: GroupSpec, path: str) -> None:
