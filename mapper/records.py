@@ -406,7 +406,7 @@ class Memory:
 
     weights_b: int
     workspace_b: int
-    code_b: int
+    code_b: int | None  # None: looked up for the best mapping only, as each kernel costs a code generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,7 +535,7 @@ class SearchSummary:
     trials_from_journal: int
     explore_s: float
     lowering_s: float
-    stopped: str  # budget, exhausted, interrupted
+    stopped: str  # budget, or exhausted: nothing left worth a trial
     not_searched: tuple[str, ...] = ()  # kernels that kept their constructed schedule unmeasured against others
 
 

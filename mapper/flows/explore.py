@@ -54,7 +54,10 @@ def _drafts(run: Run, schedule: ScheduleFile | None) -> list[Draft]:
 
 
 def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], schedule: ScheduleFile | None) -> Search:
-    """Give every kernel a schedule, then spend the budget where the model's time is. Ctrl-C ends the spending only."""
+    """Give every kernel a schedule, then spend the budget where the model's time is.
+
+    Every outcome is in the journal before the next is measured, so that Ctrl-C loses one trial at most.
+    """
     request = run.request
     searched = searched_keys(drafts)
     given = requested.given_choices(schedule, spaces, request.schedules)
@@ -73,12 +76,8 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
             seed=request.seed,
             given=given,
         )
-        try:
-            search.ensure_first(sorted(searched), request.budget)
-            search.run(wanted, request.budget, requested.budget_seconds(request.budget, len(wanted)))
-            search.transfer(sorted(set(spaces) - searched))
-        except KeyboardInterrupt:
-            search.stopped = "interrupted"
-            run.progress.say("interrupted: finishing with what was measured; press Ctrl-C again to give up")
+        search.ensure_first(sorted(searched), request.budget)
+        search.run(wanted, request.budget, requested.budget_seconds(request.budget, len(wanted)))
+        search.transfer(sorted(set(spaces) - searched))
         search.ensure_first(sorted(spaces), request.budget)
     return search

@@ -35,14 +35,6 @@ class Finalist:
         """Short name, unique among the finalists."""
         return self.draft.label
 
-    def distinct_kernels(self) -> list[tuple[str, Choice]]:
-        """Return (group key, choice) of every distinct kernel, in order of first use."""
-        found: list[tuple[str, Choice]] = []
-        for group, choice in zip(self.draft.plan.groups, self.choices, strict=True):
-            if (group.key, choice) not in found:
-                found.append((group.key, choice))
-        return found
-
 
 def keep_right_kernels(run: Run, spaces: Mapping[str, Space], search: Search) -> dict[str, Kept]:
     """Compare the fastest candidate of every space alone with the reference; a wrong one yields to the next."""

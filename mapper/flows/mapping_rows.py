@@ -33,7 +33,6 @@ class MappingFacts:
 
     finalist: Finalist
     predictions: tuple[tuple[Prediction, float], ...]  # (prediction, isolated seconds), one a call
-    code_b: int
     energy_j: Reading
 
     @property
@@ -96,7 +95,7 @@ def _mapping_row(facts: MappingFacts, entry: Ranked, sitting: Sitting) -> Ranked
         memory=Memory(
             weights_b=finalist.memory.get("weights_b", 0),
             workspace_b=finalist.memory.get("workspace_b", 0),
-            code_b=facts.code_b,
+            code_b=None,
         ),
         verified=finalist.verification,
         ratio_onnxruntime=_ratio(samples, sitting),

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,6 +86,9 @@ def _sheet(
     rng: np.random.Generator,
 ) -> MappingSheet:
     kernels = _kernel_facts(run, best, outcome) if best else []
+    if mappings and best:
+        memory = replace(mappings[0].memory, code_b=sum(fact.inspection.code_b for fact in kernels))
+        mappings = (replace(mappings[0], memory=memory), *mappings[1:])
     members = [group.operators for group in best.draft.plan.groups] if best else []
     nodes = run.prepared.normalized.nodes
     version = run.reference.version()
@@ -138,7 +141,6 @@ def _mapping_facts(run: Run, finalist: Finalist, outcome: Outcome) -> MappingFac
             (predict(specs[group.key], choice, run.model), outcome.kernels[key].candidate.time_s or 0.0)
             for key, group, choice in calls
         ),
-        code_b=sum(run.worker.code_bytes(key, choice) for key, choice in finalist.distinct_kernels()),
         energy_j=_energy(run, finalist, outcome.times),
     )
 

@@ -157,8 +157,10 @@ def milliseconds(time_s: float) -> str:
     return f"{value:.{decimals}f}"
 
 
-def quantity(value: float, unit: str) -> str:
-    """Return a number with a decimal prefix: 1.5 GFLOP, 24.3 MB."""
+def quantity(value: float | None, unit: str) -> str:
+    """Return a number with a decimal prefix: 1.5 GFLOP, 24.3 MB; a dash for None."""
+    if value is None:
+        return "–"
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"

@@ -4,11 +4,8 @@ Each keeps NaN, and ±infinity goes where the function goes. Largest error again
 value and 1e-3: 6e-7 (erf), 1.4e-7 (the others).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-from mapper.records import GroupSpec
-from mapper.templates.protocol import Convert
 
 # exp(x) = 2^n · exp(r), r = x − n·ln 2. Source: Cephes, expf (single precision), S. L. Moshier.
 _EXP_HIGH, _EXP_LOW = 88.72283, -87.33654
@@ -26,28 +23,6 @@ _ERF_SMALL = 0.5
 _ERF_SERIES = (-8.5483270e-4, 5.2239776e-3, -2.6866170645e-2, 1.1283791671e-1, -3.7612638903e-1, 1.1283791671)
 
 Function = Callable[[Any], Any]
-
-
-def converters(spec: GroupSpec) -> Mapping[int, Convert]:
-    """Return the converters of a group's float32 operators that have a vectorizable form here."""
-    functions: Mapping[str, Function] = {"Exp": exp, "Sigmoid": sigmoid, "Tanh": tanh, "Erf": erf}
-    return {
-        operator.index: _elementwise(functions[operator.op_type])
-        for operator in spec.operators
-        if operator.op_type in functions and spec.tensors[operator.inputs[0]].dtype == "float32"
-    }
-
-
-def _elementwise(function: Function) -> Convert:
-    def convert(builder: Any, inputs: list[Any], _attributes: Mapping[str, Any]) -> Any:
-        from tvm import te  # noqa: PLC0415 TVM only where a worker runs it
-
-        def compute(x: Any) -> Any:
-            return te.compute(x.shape, lambda *index: function(x[index]), name=f"fast_{function.__name__}")
-
-        return builder.emit_te(compute, inputs[0])
-
-    return convert
 
 
 def exp(x: Any) -> Any:

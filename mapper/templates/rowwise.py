@@ -10,12 +10,12 @@ from math import prod
 from typing import Any
 
 from mapper.records import Choice, GroupSpec, MachineModel, Operator, Prediction
-from mapper.templates import fastmath, moves
+from mapper.templates import elementwise, fastmath, moves
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import anchor_of, boundary_traffic, integers, require, roof, sole_operator
 
 FIELDS = ("v", "grain")
-REDUCTIONS = {"ReduceMean": "sum", "ReduceSum": "sum", "ReduceMax": "max"}
+REDUCTIONS = {"ReduceMean": "sum", "ReduceSum": "sum", "ReduceMax": "max or nan"}
 ROW_TYPES = frozenset({"Softmax", *REDUCTIONS})
 # The stages of a row, in the order in which they are computed.
 STAGES = (
@@ -140,9 +140,9 @@ def _axes(spec: GroupSpec, anchor: Operator) -> list[int] | None:
 
 def _fold(x: Any, prefix: str, lead: tuple[int, ...], length: int, lanes: int, combine: str) -> Any:
     """Reduce x[lead…, length] over its last axis: whole vectors, across the lanes, and the tail."""
-    from tvm import te, tirx  # noqa: PLC0415 TVM only where a worker runs it
+    from tvm import te  # noqa: PLC0415 TVM only where a worker runs it
 
-    reducer: Callable[..., Any] = te.sum if combine == "sum" else te.max
+    reducer, join = _combiner(combine)
     whole = length // lanes
     k = te.reduce_axis((0, whole), "k")
     partial = te.compute(
@@ -155,8 +155,18 @@ def _fold(x: Any, prefix: str, lead: tuple[int, ...], length: int, lanes: int, c
         return folded
     j = te.reduce_axis((0, rest), "j")
     tail = te.compute(lead, lambda *i: reducer(x[(*i, whole * lanes + j)], axis=j), name=f"{prefix}_tail")
-    join = (lambda a, b: a + b) if combine == "sum" else tirx.max
     return te.compute(lead, lambda *i: join(folded[i], tail[i]), name=f"{prefix}_result")
+
+
+def _combiner(combine: str) -> tuple[Callable[..., Any], Callable[[Any, Any], Any]]:
+    """Return how to reduce an axis and how to join two results. A softmax row with NaN is NaN by its sum anyway."""
+    from tvm import te, tirx  # noqa: PLC0415
+
+    if combine == "sum":
+        return te.sum, lambda a, b: a + b
+    if combine == "max":
+        return te.max, tirx.max
+    return te.comm_reducer(elementwise.larger, tirx.min_value), elementwise.larger
 
 
 def _softmax(x: Any, lead: int, lanes: int) -> Any:

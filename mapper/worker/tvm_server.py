@@ -81,12 +81,6 @@ class Server:
             "loop_nest": build.loop_nest(kernel),
         }
 
-    def code_bytes(self, symbol: str) -> int:
-        """Return the bytes of a kernel's machine code."""
-        from mapper.backends.tvm.build import code_bytes  # noqa: PLC0415
-
-        return code_bytes(self._session.kernels[symbol])
-
     def run_kernel(self, symbol: str, feeds: str, out: str, corruption: Sequence[str] | None) -> None:
         """Run one kernel on logical arrays, one packed weight spoiled on request: (local name, kind)."""
         with np.load(feeds) as values:
@@ -111,11 +105,11 @@ class Server:
 
     def run_mutant(self, name: str, at: Sequence[int], kind: str, feeds: str, out: str) -> bool:
         """Run a composed model with one packed weight corrupted; False when the corruption changed nothing."""
-        model = self._session.mutant(name, at[0], at[1], kind)
-        if model is None:
+        values = _feeds(feeds, self._session.programs[name].inputs)
+        outputs = self._session.run_mutant(name, (at[0], at[1]), kind, values)
+        if outputs is None:
             return False
-        model.feed(_feeds(feeds, self._session.programs[name].inputs))
-        np.savez(out, **_numbered(model.run()))
+        np.savez(out, **_numbered(outputs))
         return True
 
     def alternate(self, names: Sequence[str], rounds: int, seed: int) -> list[list[float]]:

@@ -40,7 +40,6 @@ class TvmWorker:
         self._groups: dict[str, tuple[GroupSpec, Path]] = {}
         self._built: dict[str, str] = {}  # symbol → IR hash, in the living child
         self._exchange = Exchange(folder)
-        self._code_bytes: dict[str, int] = {}  # by symbol; costs a code generation each, so asked once
         self._child: Child | None = None
         self.deaths = 0
         self.versions: Mapping[str, str] = {}
@@ -106,14 +105,6 @@ class TvmWorker:
             "time_kernel", RUN_TIMEOUT_S, symbol=symbol, repeats=repeats, limit_s=1.0, seed=seed
         )
         return samples
-
-    def code_bytes(self, group: str, choice: Choice) -> int:
-        """Return the bytes of a kernel's machine code."""
-        symbol = kernel_symbol(group, choice)
-        if symbol not in self._code_bytes:
-            self.build(group, choice)
-            self._code_bytes[symbol] = int(self._call("code_bytes", symbol=symbol))
-        return self._code_bytes[symbol]
 
     def forget(self, group: str, choices: Sequence[Choice]) -> None:
         """Drop kernels that lost."""

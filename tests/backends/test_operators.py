@@ -214,17 +214,8 @@ SPECIAL = {
 }
 
 
-DROPS_NAN = pytest.mark.xfail(strict=True, reason="TVM's maximum of NaN and a number is the number")
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the reference subtracts infinities
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=DROPS_NAN) if name in ("relu", "clip", "max", "maximum of rows") else name
-        for name in SPECIAL
-    ],
-)
+@pytest.mark.parametrize("name", SPECIAL)
 def test_nan_and_infinities_go_where_onnx_says(kernels, few, name):
     values = SPECIAL[name].values()
     flat = values["in0"].reshape(-1)

@@ -45,12 +45,13 @@ class Composed:
             executable.mod.import_module(kernels[symbol].executable.mod)
         self._program = program
         self._machine = relax.VirtualMachine(executable.mod, tvm.cpu())
-        self._weights = [weights[name] for name in program.weights]
+        self._weights = {name: weights[name] for name in program.weights}
 
-    def feed(self, feeds: Mapping[str, Array]) -> None:
-        """Bind input values, in ONNX layout."""
+    def feed(self, feeds: Mapping[str, Array], spoiled: Mapping[str, Any] | None = None) -> None:
+        """Bind input values, in ONNX layout; `spoiled` are packed weights to use in place of the model's own."""
         inputs = [tvm.runtime.tensor(contiguous(feeds[name])) for name in self._program.inputs]
-        self._machine.set_input("main", *inputs, *self._weights)
+        weights = {**self._weights, **(spoiled or {})}
+        self._machine.set_input("main", *inputs, *weights.values())
 
     def run(self) -> dict[str, Array]:
         """Run once and return the outputs by name."""

@@ -16,7 +16,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from mapper.errors import BadInputError
 from mapper.records import Choice, GroupSpec
-from mapper.templates import fastmath
+from mapper.templates import elementwise
 from mapper.templates.protocol import Convert, Template
 
 KERNEL = "kernel"
@@ -94,7 +94,7 @@ def _import(spec: GroupSpec, model: onnx.ModelProto, choice: Choice, template: T
             value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, packings[value.name].shape))
     for index, node in enumerate(graph.node):
         node.name = f"op{index}"
-    own = {**fastmath.converters(spec), **template.converters(spec, choice)}
+    own = {**elementwise.converters(spec), **template.converters(spec, choice)}
     converters = {f"op{index}": convert for index, convert in own.items()}
     importer = _Importer(converters)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))

@@ -1,7 +1,7 @@
 """What one worker holds: groups, built kernels, packed weights, composed models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -120,26 +120,24 @@ class Session:
         self.models[name] = Composed(program, self.kernels, self.packed, self.target)
         return sum(self.packed[weight].numpy().nbytes for weight in program.weights)
 
-    def mutant(self, name: str, call: int, weight: int, kind: str) -> Composed | None:
-        """Return model `name` with one packed weight of one call corrupted; None when no bit would change.
+    def run_mutant(
+        self, name: str, at: tuple[int, int], kind: str, feeds: Mapping[str, Array]
+    ) -> dict[str, Array] | None:
+        """Run model `name` with one packed weight corrupted, and restore it; None when no bit would change.
 
-        Only the named call reads the corrupted copy: mutants are made without building anything.
+        `at` is (call, weight of that call). Nothing is built: weights are arguments of the model.
         """
-        program = self.programs[name]
-        old = program.calls[call]
-        spec = self.kernels[old.symbol].spec
-        position = len(spec.inputs) + weight
-        value = self.packed[old.arguments[position]].numpy()
+        call = self.programs[name].calls[at[0]]
+        weight = call.arguments[len(self.kernels[call.symbol].spec.inputs) + at[1]]
+        value = self.packed[weight].numpy()
         changed = corrupt(value, kind)
         if np.array_equal(value, changed):
             return None
-        spoiled = "mutant"
-        arguments = (*old.arguments[:position], spoiled, *old.arguments[position + 1 :])
-        calls = (*program.calls[:call], replace(old, arguments=arguments), *program.calls[call + 1 :])
-        tensors = {**program.tensors, spoiled: program.tensors[old.arguments[position]]}
-        changed_program = replace(program, calls=calls, tensors=tensors, weights=(*program.weights, spoiled))
-        weights = {**self.packed, spoiled: tvm.runtime.tensor(changed)}
-        return Composed(changed_program, self.kernels, weights, self.target)
+        model = self.models[name]
+        model.feed(feeds, {weight: tvm.runtime.tensor(changed)})
+        outputs = model.run()
+        model.feed(feeds)
+        return outputs
 
     def _bind_weights(self, kernel: Kernel, names: Sequence[str]) -> list[str]:
         packings = _packings(kernel)
