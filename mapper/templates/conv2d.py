@@ -241,7 +241,7 @@ class Conv2d:
         moves.inline_all(sch, frozenset(keep))
         acc, out = sch.get_sblock("acc"), moves.output_block(sch)
         if not _is_aligned(shape, t["vb"]):
-            _apply_collected(sch, acc, choice, t)
+            _apply_collected(sch, shape, choice, t)
             return
         n, h, w, cb, v, kh, kw, ci = sch.get_loops(acc)
         ho, hi, hr = sch.split(h, [None, t["th"], t["rh"]])
@@ -266,9 +266,10 @@ class Conv2d:
         sch.decompose_reduction(acc, kh)
 
 
-def _apply_collected(sch: Any, acc: Any, choice: Choice, t: Mapping[str, int]) -> None:
+def _apply_collected(sch: Any, shape: ConvShape, choice: Choice, t: Mapping[str, int]) -> None:
     """Schedule a grouped convolution whose groups end inside a vector: tiles are collected, then dealt out."""
-    task = moves.task_from_output(sch, acc, t["th"] * t["rh"], choice.layouts[-1], t["v"])
+    acc = sch.get_sblock("acc")
+    task = moves.task_from_output(sch, acc, t["th"] * t["rh"], choice.layouts[-1], (t["v"], shape.co_group))
     h, w, cb, v, kh, kw, ci = sch.get_loops(acc)[-7:]
     hi, hr = sch.split(h, [None, t["rh"]])
     wo, wr = sch.split(w, [None, t["rw"]])

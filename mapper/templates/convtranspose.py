@@ -144,7 +144,7 @@ class ConvTranspose:
         moves.inline_all(sch, frozenset({"acc", "pad"} if t["stage"] else {"acc"}))
         acc = sch.get_sblock("acc")
         rows = t["th"] * transpose_shape(spec).kh
-        task = moves.task_from_output(sch, acc, rows, choice.layouts[-1], t["v"])
+        task = moves.task_from_output(sch, acc, rows, choice.layouts[-1], (t["v"], transpose_shape(spec).co))
         h, w, qb, v, ci = sch.get_loops(acc)[-5:]
         wo, wr = sch.split(w, [None, t["rw"]])
         vo, vi = sch.split(v, [None, t["v"]])

@@ -119,21 +119,21 @@ def stage_copy(sch: Any, block: str, task: Any, lanes: int) -> None:
     vectorize_inner(sch, loops[-1], lanes, unroll=False)
 
 
-def task_from_output(sch: Any, acc: Any, rows: int, layout: str, lanes: int) -> Any:
+def task_from_output(sch: Any, acc: Any, rows: int, layout: str, lanes: tuple[int, int]) -> Any:
     """Cut the output (n, c, h, w) into tasks of `rows` rows, and compute the accumulators that a task needs in it.
 
     For outputs whose channels do not map one to one on lanes: tiles are collected in a scratch and dealt out at the
-    end of the task. Returns the task loop.
+    end of the task. `lanes` is (vector width, channels that lie side by side in the scratch). Returns the task loop.
     """
     out = output_block(sch)
     n, c, h, w = sch.get_loops(out)
     ho, hi = sch.split(h, [None, rows])
-    inner = c if layout == "nhwc" else w
-    sch.reorder(*((n, ho, hi, w, c) if layout == "nhwc" else (n, ho, c, hi, w)))
+    cut, inner = sch.split(c, [None, lanes[1]])
+    sch.reorder(*((n, ho, hi, w, cut, inner) if layout == "nhwc" else (n, ho, cut, inner, hi, w)))
     task = sch.fuse(n, ho)
     sch.parallel(task)
     sch.compute_at(acc, task, preserve_unit_loops=True)
-    vectorize_inner(sch, inner, lanes, unroll=False)
+    vectorize_inner(sch, inner if layout == "nhwc" else w, lanes[0], unroll=False)
     return task
 
 
