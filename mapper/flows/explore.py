@@ -76,6 +76,7 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
             seed=request.seed,
             given=given,
         )
+        search.recall()
         search.ensure_first(sorted(searched), request.budget)
         search.run(wanted, request.budget, requested.budget_seconds(request.budget, len(wanted)))
         search.transfer(sorted(set(spaces) - searched))

@@ -8,7 +8,7 @@ from typing import Any
 from mapper import templates
 from mapper.config import Budget, Progress
 from mapper.errors import BadInputError
-from mapper.keys import choice_key, digest
+from mapper.keys import digest
 from mapper.measure.journal import Journal
 from mapper.records import Candidate, Choice, GroupSpec, MachineModel
 from mapper.search.allocate import pick
@@ -43,6 +43,18 @@ class Search:
         """Return the fastest candidate of a space."""
         return best_of(self.tried.get(key, ()))
 
+    def recall(self) -> None:
+        """Take up the times that the journal holds for these spaces, in the order in which they were measured.
+
+        A failure is not taken up: what failed once may have failed for want of memory or time, and is tried again.
+        """
+        for key, space in self.spaces.items():
+            outcomes = self.journal.of_group(space.spec.key)
+            known = [c for c in outcomes if c.choice.layouts == space.layouts and c.failure is None]
+            if known:
+                self.tried[key] = known
+                self.from_journal += len(known)
+
     def ensure_first(self, keys: Sequence[str], budget: Budget) -> None:
         """Give every space one kernel that runs: the given or constructed choice, then others, then the generic one."""
         pending = [key for key in keys if self.best(key) is None]
@@ -56,12 +68,12 @@ class Search:
     def run(self, keys: frozenset[str], budget: Budget, seconds: float | None) -> None:
         """Spend the budget on the given spaces; `stopped` then says why it ended.
 
-        A budget counts the trials made here, beyond the one schedule that every kernel gets first.
+        A budget counts the trials beyond the one schedule that every kernel gets first, recalled ones included.
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         spaces = [self.spaces[key] for key in sorted(keys)]
         closed: set[str] = set()
-        trials = 0
+        trials = max(0, self.from_journal - len(self.tried))
         self.progress.stage("searching", budget.trials)
         while (budget.trials is None or trials < budget.trials) and time.monotonic() < deadline:
             space = pick(spaces, self.tried, frozenset(closed))
@@ -77,17 +89,12 @@ class Search:
             self.progress.step(space.spec.name, self._best_text())
 
     def try_choice(self, space: Space, choice: Choice) -> Candidate:
-        """Measure one choice, or take its outcome from the journal; a loser's code is dropped."""
-        known = self.journal.find(space.spec.key, choice_key(choice))
-        if known is not None and known.failure is None:
-            self.from_journal += 1
-            candidate = known
-        else:
-            predicted = space.predicted_s(choice)
-            candidate = self.worker.evaluate(space.spec.key, choice, predicted, repeats=REPEATS, seed=self.seed)
-            self.measured += 1
-            self.failed += candidate.failure is not None
-            self.journal.append(candidate, space.spec.key)
+        """Measure one choice and write the outcome down; a loser's code is dropped."""
+        predicted = space.predicted_s(choice)
+        candidate = self.worker.evaluate(space.spec.key, choice, predicted, repeats=REPEATS, seed=self.seed)
+        self.measured += 1
+        self.failed += candidate.failure is not None
+        self.journal.append(candidate, space.spec.key)
         tried = self.tried.setdefault(space.key, [])
         before = best_of(tried)
         tried.append(candidate)

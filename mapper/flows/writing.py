@@ -165,6 +165,7 @@ def _kernel_facts(run: Run, best: Finalist, outcome: Outcome) -> list[KernelFact
         old.unlink()
     plan, keys = best.draft.plan, best.draft.space_keys
     calls = Counter(keys)
+    namesakes = Counter({key: group.name for key, group in zip(keys, plan.groups, strict=True)}.values())
     in_situ = _in_situ_by_key(outcome.times, best)
     facts = []
     for key in calls:
@@ -183,7 +184,7 @@ def _kernel_facts(run: Run, best: Finalist, outcome: Outcome) -> list[KernelFact
                 in_situ_s=in_situ.get(key),
                 nodes=tuple(n.index for n in run.prepared.normalized.nodes if operators & set(n.canonical)),
                 calls=calls[key],
-                inspection=run.worker.inspect(group.key, choice, folder, _stem(group.name, choice.layouts)),
+                inspection=run.worker.inspect(group.key, choice, folder, _stem(group.name, choice.layouts, namesakes)),
                 ir_hash=run.worker.build(group.key, choice),
                 verified=outcome.kernels[key].verification,
                 searched=f"{len(tried)} tried" if len(tried) > 1 else "constructed schedule only",
@@ -195,9 +196,9 @@ def _kernel_facts(run: Run, best: Finalist, outcome: Outcome) -> list[KernelFact
     return facts
 
 
-def _stem(name: str, layouts: Sequence[str]) -> str:
-    """Return a file name for a kernel; equal groups under other boundary layouts are other kernels."""
-    return f"{name}.{'-'.join(dict.fromkeys(layouts))}"
+def _stem(name: str, layouts: Sequence[str], namesakes: Mapping[str, int]) -> str:
+    """Return a file name for a kernel; equal groups under other boundary layouts are other kernels of that name."""
+    return name if namesakes[name] == 1 else f"{name}.{'-'.join(layouts)}"
 
 
 def _in_situ_by_key(times: FinalTimes, best: Finalist) -> dict[str, float]:

@@ -16,6 +16,7 @@ class Exchange:
     """A folder of its own below the run folder, so that two workers never write the same file."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="exchange-", dir=folder))
         self._numbers = itertools.count()
 

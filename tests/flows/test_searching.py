@@ -110,17 +110,29 @@ def test_an_outcome_in_the_journal_is_not_measured_again(searching):
     first = searching([one], [(A, 2e-6)])
     first.try_choice(one, A)
     second = searching([one], [(A, 9e-6)])
-    found = second.try_choice(one, A)
+    second.recall()
+    second.ensure_first([one.key], NO_LIMIT)
+    found = second.best(one.key)
     assert (found.time_s, found.source) == (2e-6, "journal")
     assert second.worker.asked == []
     assert (second.measured, second.from_journal) == (0, 1)
+
+
+def test_outcomes_under_other_layouts_are_not_recalled(searching):
+    one, other = space((A, 3e-6), layouts=A.layouts), space((A, 3e-6), layouts=("elsewhere",))
+    searching([one], [(A, 2e-6)]).try_choice(one, A)
+    second = searching([other], [])
+    second.recall()
+    assert (second.from_journal, second.tried) == (0, {})
 
 
 def test_a_failure_in_the_journal_is_tried_again(searching):
     one = space((A, 3e-6), (B, 4e-6))
     searching([one], []).try_choice(one, A)
     second = searching([one], [(A, 2e-6)])
-    assert second.try_choice(one, A).time_s == 2e-6
+    second.recall()
+    second.ensure_first([one.key], NO_LIMIT)
+    assert second.best(one.key).time_s == 2e-6
     assert (second.measured, second.from_journal) == (1, 0)
 
 
@@ -243,11 +255,15 @@ def test_the_first_schedule_of_a_kernel_costs_no_budget(searching):
 def test_a_search_that_was_cut_short_goes_on_where_it_stopped(searching):
     one = space(*((choice(rw=rw), rw * 1e-6) for rw in range(1, 10)))
     times = [(choice(rw=rw), 1 / rw) for rw in range(1, 10)]
-    searching([one], times).run(frozenset({one.key}), Budget(trials=4), None)
+    first = searching([one], times)
+    first.ensure_first([one.key], Budget(trials=4))
+    first.run(frozenset({one.key}), Budget(trials=4), None)
     search = searching([one], times)
+    search.recall()
+    search.ensure_first([one.key], Budget(trials=7))
     search.run(frozenset({one.key}), Budget(trials=7), None)
-    assert (search.from_journal, search.measured) == (4, 3)
-    assert [found.choice.tile["rw"] for found in search.tried[one.key]] == [1, 2, 3, 4, 5, 6, 7]
+    assert (search.from_journal, search.measured) == (5, 3)
+    assert [found.choice.tile["rw"] for found in search.tried[one.key]] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_no_time_means_no_trial(searching):

@@ -96,29 +96,31 @@ class Session:
         `ends` names the model's `inputs` and `outputs`.
         """
         tensors: dict[str, tuple[tuple[int, ...], str]] = {}
-        program_calls, weights = [], []
+        program_calls: list[Call] = []
+        weights: dict[str, None] = {}  # an ordered set
         for call in calls:
             kernel = self.kernels[call["symbol"]]
-            bound = self._bind_weights(kernel, call["weights"])
+            bound = self._own_names(self._bind_weights(kernel, call["weights"]), weights)
             names = (*call["inputs"], *bound, *call["outputs"])
             for tensor, shape, dtype in zip(names, kernel.lowered.shapes, kernel.lowered.dtypes, strict=True):
                 if tensors.setdefault(tensor, (shape, dtype)) != (shape, dtype):
                     raise lowering.LoweringError(
                         f"{tensor} is {tensors[tensor]} where it is made and {(shape, dtype)} for {kernel.spec.name}"
                     )
-            weights += bound
+            weights.update(dict.fromkeys(bound))
             arguments = (*call["inputs"], *bound)
             program_calls.append(Call(symbol=kernel.symbol, arguments=arguments, results=tuple(call["outputs"])))
         program = Program(
             calls=tuple(program_calls),
             tensors=tensors,
             inputs=tuple(ends["inputs"]),
-            weights=tuple(dict.fromkeys(weights)),
+            weights=tuple(weights),
             outputs=tuple(ends["outputs"]),
         )
         self.programs[name] = program
         self.models[name] = Composed(program, self.kernels, self.packed, self.target)
-        return sum(self.packed[weight].numpy().nbytes for weight in program.weights)
+        distinct = {id(self.packed[weight]): self.packed[weight] for weight in program.weights}
+        return sum(tensor.numpy().nbytes for tensor in distinct.values())
 
     def run_mutant(
         self, name: str, at: tuple[int, int], kind: str, feeds: Mapping[str, Array]
@@ -138,6 +140,15 @@ class Session:
         outputs = model.run()
         model.feed(feeds)
         return outputs
+
+    def _own_names(self, names: Sequence[str], taken: Mapping[str, None]) -> list[str]:
+        """Give a weight that several calls read a name for each of them: one tensor, so that one can be corrupted."""
+        own = []
+        for name in names:
+            alias = name if name not in taken else f"{name}#{len(taken)}"
+            self.packed.setdefault(alias, self.packed[name])
+            own.append(alias)
+        return own
 
     def _bind_weights(self, kernel: Kernel, names: Sequence[str]) -> list[str]:
         packings = _packings(kernel)
