@@ -78,7 +78,8 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
         )
         search.recall()
         search.ensure_first(sorted(searched), request.budget)
-        search.run(wanted, request.budget, requested.budget_seconds(request.budget, len(wanted)))
+        expected_s = sum(spaces[key].weight * spaces[key].best_predicted_s for key in wanted)
+        search.run(wanted, request.budget, requested.budget_seconds(request.budget, len(wanted), expected_s))
         search.transfer(sorted(set(spaces) - searched))
         search.ensure_first(sorted(spaces), request.budget)
     return search

@@ -11,16 +11,21 @@ from mapper.flows.prepare import Prepared
 from mapper.records import Choice, ScheduleFile
 from mapper.search.space import Space
 
-DEFAULT_BASE_S, DEFAULT_PER_KERNEL_S, DEFAULT_MOST_S = 10.0, 1.0, 60.0
+DEFAULT_BASE_S, DEFAULT_PER_KERNEL_S, DEFAULT_PER_MODEL_MS_S, DEFAULT_MOST_S = 10.0, 1.0, 1.0, 60.0
 
 
-def budget_seconds(budget: Budget, kernels: int) -> float | None:
-    """Return how long the search may take; the default grows with the number of distinct kernels; None: no limit."""
+def budget_seconds(budget: Budget, kernels: int, model_s: float) -> float | None:
+    """Return how long the search may take; None: no limit.
+
+    The default grows with the number of distinct kernels, and with the time `model_s` that the model is expected to
+    take, since trials of long kernels take longer.
+    """
     if budget.seconds is not None:
         return budget.seconds
     if budget.trials is not None:
         return None
-    return min(DEFAULT_MOST_S, DEFAULT_BASE_S + DEFAULT_PER_KERNEL_S * kernels)
+    wanted_s = DEFAULT_BASE_S + DEFAULT_PER_KERNEL_S * kernels + DEFAULT_PER_MODEL_MS_S * model_s * 1e3
+    return min(DEFAULT_MOST_S, wanted_s)
 
 
 def budget_text(budget: Budget) -> str:

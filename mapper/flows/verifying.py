@@ -1,11 +1,12 @@
 """Every kept kernel compared alone, every mapping compared whole, and the comparison itself put to the test."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from mapper.backends.tvm.mutate import KINDS
 from mapper.flows.planning import Draft, group_file
 from mapper.flows.prepare import Prepared
 from mapper.ingress.feeds import float_feed
@@ -18,18 +19,20 @@ from mapper.worker.workers import TvmWorker
 
 Array = np.ndarray[Any, Any]
 MUTANTS = 20
-MUTATIONS = ("tap", "swap", "scale", "border")
+OTHER_DRAWS = (7919, 104_729)  # seeds that a user is unlikely to choose
 
 
 @dataclass(slots=True, kw_only=True)
 class KernelCheck:
-    """Compares kernels alone with onnxruntime on the same subgraph, on index-sensitive data; answers are kept."""
+    """Compares kernels alone with onnxruntime on the same subgraph, on index-sensitive data.
+
+    Nothing is kept between checks: the arguments of all groups of a large model together fill gigabytes.
+    """
 
     prepared: Prepared
     reference: ReferenceWorker
     worker: TvmWorker
     seed: int
-    _cases: dict[str, tuple[dict[str, Array], dict[str, Array]]] = field(default_factory=dict)
 
     def check(self, spec: GroupSpec, choice: Choice, corruption: tuple[str, str] | None = None) -> Verification:
         """Compare one kernel; a kernel or reference that does not run does not pass.
@@ -45,16 +48,14 @@ class KernelCheck:
         return verify(subject, found, wanted, "onnxruntime on the same subgraph", scope="kernel")
 
     def _case(self, spec: GroupSpec) -> tuple[dict[str, Array], dict[str, Array]]:
-        if spec.key not in self._cases:
-            path = group_file(self.prepared, spec.key)
-            rng = np.random.default_rng(self.seed)
-            values = {name: argument(spec, name, rng) for name in (*spec.inputs, *spec.weights)}
+        path = group_file(self.prepared, spec.key)
+        rng = np.random.default_rng(self.seed)
+        values = {name: argument(spec, name, rng) for name in (*spec.inputs, *spec.weights)}
+        outputs = self.reference.run(path, list(values.values()))
+        if any(_is_mostly_nan(output) for output in outputs):  # a square root or logarithm of negative numbers
+            values = {name: _positive(value) for name, value in values.items()}
             outputs = self.reference.run(path, list(values.values()))
-            if any(_is_mostly_nan(output) for output in outputs):  # a square root or logarithm of negative numbers
-                values = {name: _positive(value) for name, value in values.items()}
-                outputs = self.reference.run(path, list(values.values()))
-            self._cases[spec.key] = (values, dict(zip(spec.outputs, outputs, strict=True)))
-        return self._cases[spec.key]
+        return values, dict(zip(spec.outputs, outputs, strict=True))
 
 
 def argument(spec: GroupSpec, name: str, rng: np.random.Generator) -> Array:
@@ -114,14 +115,15 @@ def strengthen(
     """Put a passed verification to the test: corrupt one weight of one kernel at a time and see it fail.
 
     A mutant is noticed when the model's outputs differ, or else when the kernel, corrupted the same way, differs alone.
-    A corruption that changes no bit of the weight is none.
+    A corruption that changes no bit of the weight is none, nor is one that nothing notices on two further draws of data
+    (the scale of a channel that a Relu silences): neither is counted.
 
     Returns:
         The verification with its strength, and what passed unnoticed.
     """
     worker, feeds = kernel_check.worker, check.prepared.feeds_file
     weighted = [(at, local) for at, group in enumerate(draft.plan.groups) for local in range(len(group.weights))]
-    pairs = [(at, local, kind) for kind in MUTATIONS for at, local in weighted]
+    pairs = [(at, local, kind) for kind in KINDS for at, local in weighted]
     caught, tested, missed = 0, 0, []
     for index in np.random.default_rng(0).permutation(len(pairs)):
         if tested == MUTANTS:
@@ -130,14 +132,15 @@ def strengthen(
         outputs = worker.run_mutant(draft.label, (at, local), kind, feeds)
         if outputs is None:
             continue
-        tested += 1
         spec = worker.specs[draft.plan.groups[at].key]
-        is_noticed = not check.check(draft, outputs).passed
-        if not is_noticed:
-            is_noticed = not kernel_check.check(spec, choices[at], (spec.weights[local], kind)).passed
-        caught += is_noticed
-        if not is_noticed:
+        spoiled = (spec.weights[local], kind)
+        if not check.check(draft, outputs).passed or not kernel_check.check(spec, choices[at], spoiled).passed:
+            caught += 1
+        elif all(replace(kernel_check, seed=seed).check(spec, choices[at], spoiled).passed for seed in OTHER_DRAWS):
+            continue
+        else:
             missed.append(f"{kind} of {draft.plan.groups[at].weights[local]}")
+        tested += 1
     return replace(verification, mutants=tested, mutants_caught=caught), tuple(missed)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mapper.records import Choice, GroupSpec, MachineModel, Prediction
 from mapper.templates import moves
-from mapper.templates.conv2d import CONV, STAGE_NONE, STAGE_ROOT, STAGE_TASK, conv_shape, is_depthwise
+from mapper.templates.convshape import CONV, STAGE_NONE, STAGE_ROOT, STAGE_TASK, conv_shape, is_depthwise
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
     anchor_of,
