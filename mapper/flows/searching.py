@@ -60,10 +60,19 @@ class Search:
         pending = [key for key in keys if self.best(key) is None]
         self.progress.stage("constructed schedules", len(pending))
         for key in sorted(pending, key=lambda k: -self.spaces[k].weight * self.spaces[k].best_predicted_s):
-            for choice in self._first_choices(self.spaces[key], budget):
-                if self.try_choice(self.spaces[key], choice).time_s is not None:
-                    break
+            self._try_until_one_runs(self.spaces[key], budget)
             self.progress.step(self.spaces[key].spec.name)
+
+    def _try_until_one_runs(self, space: Space, budget: Budget) -> None:
+        """Try choices in order; after one that hangs or kills the child only the generic template is left."""
+        is_dangerous = False
+        for choice in self._first_choices(space, budget):
+            if is_dangerous and choice.template != "generic":
+                continue
+            candidate = self.try_choice(space, choice)
+            if candidate.time_s is not None:
+                return
+            is_dangerous = candidate.failure is not None and candidate.failure.step in ("timeout", "crash")
 
     def run(self, keys: frozenset[str], budget: Budget, seconds: float | None) -> None:
         """Spend the budget on the given spaces; `stopped` then says why it ended.

@@ -34,6 +34,7 @@ from mapper.templates.tiles import (
     ceil_div,
     fma_efficiency,
     integers,
+    keeps_shape,
     require,
     resident_level,
     roof,
@@ -54,7 +55,7 @@ class Conv2d:
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 convolutions with constant weights that are not depthwise."""
         anchor = sole_operator(spec, CONV)
-        if anchor is None or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
+        if anchor is None or not keeps_shape(spec, anchor) or anchor.inputs[1] not in spec.weights:
             return False
         if spec.tensors[anchor.inputs[0]].dtype != "float32" or len(spec.tensors[anchor.inputs[0]].shape) not in (3, 4):
             return False

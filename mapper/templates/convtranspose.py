@@ -22,6 +22,7 @@ from mapper.templates.tiles import (
     divisors,
     fma_efficiency,
     integers,
+    keeps_shape,
     require,
     roof,
     round_up,
@@ -60,7 +61,7 @@ class ConvTranspose:
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32, kernel = stride, no pads, no groups, constant weights."""
         anchor = sole_operator(spec, OP_TYPES)
-        if anchor is None or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
+        if anchor is None or not keeps_shape(spec, anchor) or anchor.inputs[1] not in spec.weights:
             return False
         x, w = spec.tensors[anchor.inputs[0]], spec.tensors[anchor.inputs[1]]
         if x.dtype != "float32" or len(x.shape) != 4:

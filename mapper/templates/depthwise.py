@@ -18,6 +18,7 @@ from mapper.templates.tiles import (
     divisors,
     fma_efficiency,
     integers,
+    keeps_shape,
     require,
     roof,
     round_up,
@@ -37,7 +38,7 @@ class Depthwise:
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 depthwise convolutions with constant weights and multiplier 1."""
         anchor = sole_operator(spec, CONV)
-        if anchor is None or len(spec.outputs) != 1 or anchor.inputs[1] not in spec.weights:
+        if anchor is None or not keeps_shape(spec, anchor) or anchor.inputs[1] not in spec.weights:
             return False
         if spec.tensors[anchor.inputs[0]].dtype != "float32" or len(spec.tensors[anchor.inputs[0]].shape) not in (3, 4):
             return False

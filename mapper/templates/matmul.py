@@ -22,6 +22,7 @@ from mapper.templates.tiles import (
     divisors,
     fma_efficiency,
     integers,
+    keeps_shape,
     require,
     resident_level,
     roof,
@@ -88,7 +89,7 @@ class Matmul:
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 products whose B is a matrix or has A's own batch dimensions."""
         anchor = sole_operator(spec, OP_TYPES)
-        if anchor is None or len(spec.outputs) != 1:
+        if anchor is None or not keeps_shape(spec, anchor):
             return False
         a, b = (spec.tensors[name] for name in anchor.inputs[:2])
         if a.dtype != "float32" or len(a.shape) < 2 or len(b.shape) < 2:

@@ -36,6 +36,14 @@ def anchor_of(spec: GroupSpec, op_types: frozenset[str]) -> Operator:
     return found
 
 
+def keeps_shape(spec: GroupSpec, anchor: Operator) -> bool:
+    """Say whether the group has one output, of the shape of the anchor's own.
+
+    A template that stores tile by tile cannot place an epilogue that broadcasts a tile over something larger.
+    """
+    return len(spec.outputs) == 1 and spec.tensors[spec.outputs[0]].shape == spec.tensors[anchor.outputs[0]].shape
+
+
 def integers(spec: GroupSpec, choice: Choice, fields: Sequence[str]) -> dict[str, int]:
     """Return the tile as integers.
 

@@ -13,8 +13,9 @@ from mapper.records import Candidate, Choice, Failure, FusionPlan, GroupSpec
 from mapper.worker.client import Child, ChildFailureError
 from mapper.worker.exchange import Array, Exchange, load_arrays, load_outputs, save_arrays, write_feeds
 
-BUILD_TIMEOUT_S = 60.0
+BUILD_TIMEOUT_S = 30.0  # a kernel takes about 0.1 s; one that takes longer than this is no candidate
 RUN_TIMEOUT_S = 60.0
+COMPOSE_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class TvmWorker:
             )
         ports = {"inputs": tuple(ends[0]), "outputs": tuple(ends[1])}
         answer: Mapping[str, int] = self._call(
-            "compose", BUILD_TIMEOUT_S, name=name, calls=calls, ends=ports, feeds=str(feeds)
+            "compose", COMPOSE_TIMEOUT_S, name=name, calls=calls, ends=ports, feeds=str(feeds)
         )
         return answer
 

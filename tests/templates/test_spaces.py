@@ -339,3 +339,12 @@ def test_one_axis_is_read_as_a_row():
 )
 def test_pointwise_means_one_unpadded_pixel_for_each(pads, kernel, wanted):
     assert conv2d.conv_shape(conv((1, 4, 5, 5), 4, (kernel, kernel), pads=pads).spec).is_pointwise is wanted
+
+
+def test_an_epilogue_that_broadcasts_the_product_goes_to_the_generic_template():
+    one = case(
+        [("Conv", "x w", "a", {"kernel_shape": [1, 1]}), ("Mul", "a image", "y", {})],
+        {"x": (1, 8, 1, 1), "image": (1, 8, 20, 20)},
+        [("w", (8, 8, 1, 1))],
+    )
+    assert templates.template_for(one.spec).name == "generic"
