@@ -128,7 +128,7 @@ class Search:
             space = self.spaces[key]
             choice = replace(known[anchor_key(space.spec)].choice, layouts=space.layouts)
             is_new = all(candidate.choice != choice for candidate in self.tried.get(key, ()))
-            if is_new and _is_legal(space.spec, choice):
+            if is_new and is_legal(space.spec, choice):
                 self.try_choice(space, choice)
             self.progress.step(space.spec.name)
 
@@ -169,10 +169,13 @@ def anchor_key(spec: GroupSpec) -> str:
     return digest([anchor.op_type, dict(anchor.attributes), shapes])
 
 
-def _is_legal(spec: GroupSpec, choice: Choice) -> bool:
+def is_legal(spec: GroupSpec, choice: Choice) -> bool:
+    """Say whether a choice that was made for another group may be tried on this one."""
     template = templates.by_name(choice.template)
+    if not template.matches(spec):
+        return False
     try:
         template.check(spec, choice)
     except BadInputError:
         return False
-    return template.matches(spec)
+    return True

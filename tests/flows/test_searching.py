@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from small_choices import choice, failed, measured, space
-from small_groups import AVX2, RELU, RESIDUAL, conv
+from small_groups import AVX2, RELU, RESIDUAL, case, conv
 
 from mapper import templates
 from mapper.config import Budget
-from mapper.flows.searching import ATTEMPTS_BEFORE_GENERIC, FAILURES_BEFORE_GIVING_UP, Search, anchor_key
+from mapper.flows.searching import ATTEMPTS_BEFORE_GENERIC, FAILURES_BEFORE_GIVING_UP, Search, anchor_key, is_legal
 from mapper.keys import choice_key
 from mapper.measure.journal import Journal
+from mapper.records import Choice
 from mapper.search.strategies.constructed import Constructed
 
 A, B, C, D = (choice(rw=rw) for rw in (1, 2, 3, 4))
@@ -413,3 +414,17 @@ def test_a_tile_that_is_illegal_there_is_not_offered(searching):
     search.run(frozenset({known.key}), NO_LIMIT, None)
     search.transfer([equal.key])
     assert equal.key not in search.tried
+
+
+@pytest.mark.parametrize(
+    ("template", "tile", "wanted"),
+    [
+        ("generic", {"v": 8, "grain": 2}, True),
+        ("generic", {"v": 7, "grain": 2}, False),  # no power of two
+        ("rowwise", {"v": 8, "grain": 1}, False),  # nothing here has rows
+        ("conv2d", {"v": 8}, False),
+    ],
+)
+def test_a_choice_of_another_group_has_to_fit_this_one(template, tile, wanted):
+    one = case([("Mul", "x k", "y", {})], {"x": (4, 32)}, [("k", (32,))])
+    assert is_legal(one.spec, Choice(template=template, layouts=("row", "row"), tile=tile)) is wanted

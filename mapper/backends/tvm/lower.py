@@ -48,6 +48,8 @@ def lower(spec: GroupSpec, model: onnx.ModelProto, choice: Choice, template: Tem
             declared output shapes.
     """
     try:
+        if not template.matches(spec):
+            raise LoweringError(f"template {template.name} does not implement {spec.name}")
         template.check(spec, choice)
         module = _import(spec, model, choice, template)
         function, constants = _one_primitive(module)
