@@ -47,9 +47,9 @@ def lower(spec: GroupSpec, model: onnx.ModelProto, choice: Choice, template: Tem
         LoweringError: the importer, the legaliser or the schedule refuses, or the result is not one kernel of the
             declared output shapes.
     """
+    if not template.matches(spec):
+        raise LoweringError(f"template {template.name} does not implement {spec.name}")
     try:
-        if not template.matches(spec):
-            raise LoweringError(f"template {template.name} does not implement {spec.name}")
         template.check(spec, choice)
         module = _import(spec, model, choice, template)
         function, constants = _one_primitive(module)
