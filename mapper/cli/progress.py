@@ -51,7 +51,11 @@ class Silent:
 
 
 class Lines:
-    """One line when a stage begins and ends, and one now and then in between."""
+    """One line when a stage begins and ends, and one now and then in between.
+
+    Lines are held back until the first step is counted, so that a request that is refused before any work says one
+    line, its error.
+    """
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._glyphs = glyphs_for(console.encoding)
@@ -63,6 +67,7 @@ class Lines:
         self._best = ""
         self._began = self._shown = 0.0
         self._is_quiet = False
+        self._held: list[str] | None = []  # None once the first step was counted
 
     def stage(self, name: str, total: int | None = None) -> None:
         """End the stage before and begin one of `total` steps."""
@@ -73,6 +78,7 @@ class Lines:
 
     def step(self, note: str = "", best: str = "") -> None:
         """Count one finished step."""
+        self._release()
         self._done += 1
         self._best = best or self._best
         now = self._clock()
@@ -82,6 +88,7 @@ class Lines:
 
     def say(self, message: str) -> None:
         """Show one line that stays."""
+        self._release()
         self._print(message)
 
     def quiet(self) -> None:
@@ -118,7 +125,15 @@ class Lines:
         left = _time_left(self._done, self._total, self._clock() - self._began)
         return ", ".join(part for part in (f"best {self._best}" if self._best else "", left) if part)
 
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for message in held:
+            self._print(message)
+
     def _print(self, message: str) -> None:
+        if self._held is not None:
+            self._held.append(message)
+            return
         self._console.print(self._glyphs.fit(message), markup=False, emoji=False, soft_wrap=True)
 
 
@@ -128,6 +143,7 @@ class Bar(Lines):
     def __init__(self, console: Console, clock: Clock) -> None:
         super().__init__(console, clock)
         self._live: RichProgress | None = None
+        self._held = None  # a bar leaves no lines behind that could hide an error
 
     def quiet(self) -> None:
         """Take the bar off the screen and draw nothing until the next stage."""

@@ -58,7 +58,17 @@ def test_next_stage_ends_the_one_before(clock):
     progress.stage("lower")
     clock.now += 1.25
     progress.stage("measure", 2)
+    progress.step()
     assert stream.getvalue().splitlines() == ["lower ...", "lower: 1.2 s", "measure (2) ..."]
+
+
+def test_a_request_that_is_refused_before_any_step_says_nothing(clock):
+    stream = io.StringIO()
+    progress = make_progress(False, stream, clock)
+    progress.stage("reading the model")
+    progress.stage("starting the compiler")
+    progress.done()
+    assert stream.getvalue() == ""
 
 
 def test_quiet_lines_until_the_next_stage(clock):
