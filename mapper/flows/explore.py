@@ -12,6 +12,7 @@ from mapper.flows.finalists import keep_right_kernels, make_finalists
 from mapper.flows.finals import final_round
 from mapper.flows.machine import compiler_tag
 from mapper.flows.planning import Draft, define_groups, make_drafts, make_spaces, searched_keys
+from mapper.flows.prepare import reference_outputs
 from mapper.flows.run import Run, open_run
 from mapper.flows.searching import Search
 from mapper.flows.writing import Outcome, write_results
@@ -38,10 +39,17 @@ def explore(request: ExploreRequest, progress: Progress) -> MappingSheet:
         lowering_s = time.monotonic() - run.started
         search = _search(run, drafts, spaces, schedule)
         kernels = keep_right_kernels(run, spaces, search)
-        finalists = make_finalists(run, drafts, kernels)
+        reference = reference_outputs(run.prepared, run.reference)
+        finalists = make_finalists(run, drafts, kernels, reference)
         times = final_round(run, finalists, specs)
         outcome = Outcome(
-            spaces=spaces, search=search, kernels=kernels, finalists=finalists, times=times, lowering_s=lowering_s
+            spaces=spaces,
+            search=search,
+            kernels=kernels,
+            finalists=finalists,
+            times=times,
+            reference=reference,
+            lowering_s=lowering_s,
         )
         return write_results(run, outcome)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mapper.flows.planning import Draft
-from mapper.flows.prepare import reference_outputs
+from mapper.flows.prepare import Array
 from mapper.flows.run import Run
 from mapper.flows.searching import Search
 from mapper.flows.verifying import KernelCheck, ModelCheck, fastest_right, strengthen
@@ -38,7 +38,7 @@ class Finalist:
 
 def keep_right_kernels(run: Run, spaces: Mapping[str, Space], search: Search) -> dict[str, Kept]:
     """Compare the fastest candidate of every space alone with the reference; a wrong one yields to the next."""
-    check = KernelCheck(prepared=run.prepared, reference=run.reference, worker=run.worker, seed=run.request.seed)
+    check = _kernel_check(run)
     run.progress.stage("verifying kernels", len(spaces))
     kept: dict[str, Kept] = {}
     for key, space in spaces.items():
@@ -51,10 +51,12 @@ def keep_right_kernels(run: Run, spaces: Mapping[str, Space], search: Search) ->
     return kept
 
 
-def make_finalists(run: Run, drafts: Sequence[Draft], kernels: Mapping[str, Kept]) -> list[Finalist]:
-    """Compose every draft whose kernels all exist, and compare it whole with the original model."""
+def make_finalists(
+    run: Run, drafts: Sequence[Draft], kernels: Mapping[str, Kept], reference: Mapping[str, Array]
+) -> list[Finalist]:
+    """Compose every draft whose kernels all exist, and compare it whole with the original model's outputs."""
     run.progress.stage("verifying mappings", len(drafts))
-    check = ModelCheck(prepared=run.prepared, wanted=reference_outputs(run.prepared, run.reference))
+    check = ModelCheck(prepared=run.prepared, wanted=reference)
     finalists = []
     for draft in drafts:
         missing = [key for key in draft.space_keys if key not in kernels]
@@ -73,10 +75,7 @@ def _composed(run: Run, draft: Draft, kernels: Mapping[str, Kept], check: ModelC
         memory = run.worker.compose(draft.label, draft.plan, choices, check.ends, run.prepared.feeds_file)
         verification = check.check(draft, run.worker.run_model(draft.label))
         if verification.passed:
-            kernel_check = KernelCheck(
-                prepared=run.prepared, reference=run.reference, worker=run.worker, seed=run.request.seed
-            )
-            verification, missed = strengthen(verification, draft, choices, check, kernel_check)
+            verification, missed = strengthen(verification, draft, choices, check, _kernel_check(run))
             run.warnings += [f"verification is weak: nobody noticed {one}" for one in missed]
     except ChildFailureError as error:
         run.failures.append(Failure(subject=draft.label, step=error.step, reason=error.reason))
@@ -85,3 +84,7 @@ def _composed(run: Run, draft: Draft, kernels: Mapping[str, Kept], check: ModelC
         reason = next((c.note for c in verification.checks if not c.passed), "outputs differ")
         run.failures.append(Failure(subject=draft.label, step="numerics", reason=reason))
     return [Finalist(draft=draft, choices=choices, verification=verification, memory=memory)]
+
+
+def _kernel_check(run: Run) -> KernelCheck:
+    return KernelCheck(prepared=run.prepared, reference=run.reference, worker=run.worker, seed=run.request.seed)

@@ -14,7 +14,7 @@ from mapper.flows.finals import FinalTimes
 from mapper.flows.kernel_rows import KernelFacts, kernel_rows, layer_types, predict, reconciliation
 from mapper.flows.machine import compiler_tag
 from mapper.flows.mapping_rows import MappingFacts, Sitting, candidate_rows, node_rows, ranked_mappings
-from mapper.flows.prepare import reference_outputs
+from mapper.flows.prepare import Array, reference_outputs
 from mapper.flows.run import Run
 from mapper.flows.searching import Search
 from mapper.flows.verifying import largest_errors
@@ -52,6 +52,7 @@ class Outcome:
     kernels: Mapping[str, Kept]
     finalists: Sequence[Finalist]
     times: FinalTimes
+    reference: Mapping[str, Array]  # the original model's outputs and taps, optimisations off
     lowering_s: float
 
 
@@ -111,7 +112,7 @@ def _sheet(
         candidates=candidate_rows(_spaces_of(best, outcome.spaces), outcome.search.tried),
         failures=tuple(run.failures),
         reconciliation=reconciliation(kernels, top.time_s.median if top else None, run.model),
-        reference=_reference_row(run, outcome.times, top.verified if top else None, version, rng),
+        reference=_reference_row(run, outcome, top.verified if top else None, version, rng),
         warnings=tuple(dict.fromkeys(run.warnings)),
     )
 
@@ -226,9 +227,9 @@ def _spaces_of(best: Finalist | None, spaces: Mapping[str, Space]) -> list[Space
 
 
 def _reference_row(
-    run: Run, times: FinalTimes, verification: Verification | None, version: str, rng: np.random.Generator
+    run: Run, outcome: Outcome, verification: Verification | None, version: str, rng: np.random.Generator
 ) -> ReferenceRow:
-    samples = [sample for block in times.theirs_blocks for sample in block]
+    samples = [sample for block in outcome.times.theirs_blocks for sample in block]
     absolute, relative = largest_errors(verification) if verification else (None, None)
     first = verification.checks[0] if verification and verification.checks else None
     return ReferenceRow(
@@ -242,7 +243,7 @@ def _reference_row(
         tolerance=f"{first.tolerance_rel:g} × largest magnitude + {first.tolerance_abs:g}" if first else "none",
         verification_strength=_strength(verification),
         tensors=tuple(check.tensor for check in verification.checks) if verification else (),
-        stable=_is_stable(run),
+        stable=_is_stable(run, outcome.reference),
     )
 
 
@@ -253,9 +254,8 @@ def _strength(verification: Verification | None) -> str:
     return f"{word}: {verification.mutants_caught} of {verification.mutants} corrupted kernels noticed"
 
 
-def _is_stable(run: Run) -> bool:
-    """Say whether onnxruntime agrees with itself, optimisations off and on."""
-    off = reference_outputs(run.prepared, run.reference)
+def _is_stable(run: Run, off: Mapping[str, Array]) -> bool:
+    """Say whether onnxruntime agrees with itself: `off` are its outputs with optimisations off."""
     on = reference_outputs(run.prepared, run.reference, "all")
     return verify("onnxruntime", on, off, "onnxruntime at ORT_DISABLE_ALL").passed
 

@@ -36,6 +36,8 @@ from mapper.templates.tiles import (
     integers,
     keeps_shape,
     require,
+    require_counts,
+    require_vectors,
     resident_level,
     roof,
     round_up,
@@ -75,11 +77,8 @@ class Conv2d:
     def check(self, spec: GroupSpec, choice: Choice) -> None:
         """Check divisibility; see `tiles.require`."""
         shape, t = conv_shape(spec), integers(spec, choice, FIELDS)
-        require(
-            spec, all(t[name] >= 1 for name in FIELDS if name != "stage"), "every field but stage must be 1 or more"
-        )
-        require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
-        require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+        require_counts(spec, t)
+        require_vectors(spec, t)
         require(spec, t["stage"] in (0, 1, 2), f"stage = {t['stage']} must be 0 (none), 1 (task) or 2 (root)")
         rows = ceil_div(shape.oh, t["rh"])
         require(spec, rows % t["th"] == 0, f"th = {t['th']} must divide {rows} row tiles")
@@ -92,7 +91,7 @@ class Conv2d:
             "so stage must be 1 (task) and the tile must divide the image",
         )
         require(spec, shape.ci_group % t["ku"] == 0, f"ku = {t['ku']} must divide {shape.ci_group} input channels")
-        exact = shape.oh % t["rh"] == 0 and shape.ow % t["rw"] == 0
+        exact = is_exact(shape, t)
         require(
             spec, t["stage"] != 0 or (exact and is_unpadded(shape)), "stage = 0 needs an unpadded, exactly tiled input"
         )

@@ -14,14 +14,13 @@ from mapper.templates.convshape import (
     is_exact,
     is_unpadded,
 )
-from mapper.templates.tiles import anchor_of, ceil_div, divisors, round_up
+from mapper.templates.tiles import anchor_of, ceil_div, divisors, lanes_for, round_up
 
 
 def block_choices(shape: ConvShape, machine: MachineModel) -> list[tuple[int, int]]:
     """Return (v, vb): register vectors and channel blocks that suit the output channels of one group."""
-    lanes, channels = machine.vector_lanes_f32, shape.co_group
-    while lanes > 1 and lanes // 2 >= channels:
-        lanes //= 2
+    channels = shape.co_group
+    lanes = lanes_for(channels, machine)
     found = []
     if shape.rank == 3 and shape.groups > 1:
         return [(_dividing(lanes, vb), vb) for vb in divisors(channels, 8 * lanes)[-3:]]
@@ -82,7 +81,7 @@ def grain_choices(
     """Return (stage, th, tc): task heights and channel shares that leave every thread something to do."""
     row_tiles = ceil_div(shape.oh, rh)
     blocks = channel_blocks(shape, vb)
-    exact = shape.oh % rh == 0 and shape.ow % rw == 0
+    exact = is_exact(shape, {"rw": rw, "rh": rh})
     has_prologue = anchor_of(spec, CONV).inputs[0] not in spec.inputs
     grains = []
     heights = [th for th in divisors(row_tiles) if th * rh <= 32]

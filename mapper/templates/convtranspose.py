@@ -23,7 +23,10 @@ from mapper.templates.tiles import (
     fma_efficiency,
     integers,
     keeps_shape,
+    lanes_for,
     require,
+    require_counts,
+    require_vectors,
     roof,
     round_up,
     sole_operator,
@@ -73,9 +76,8 @@ class ConvTranspose:
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
         """Enumerate register tiles × task heights."""
-        shape, lanes = transpose_shape(spec), machine.vector_lanes_f32
-        while lanes > 1 and lanes // 2 >= shape.channels:
-            lanes //= 2
+        shape = transpose_shape(spec)
+        lanes = lanes_for(shape.channels, machine)
         has_prologue = anchor_of(spec, OP_TYPES).inputs[0] not in spec.inputs
         stages = (1,) if has_prologue else (0, 1)
         found = []
@@ -93,11 +95,8 @@ class ConvTranspose:
     def check(self, spec: GroupSpec, choice: Choice) -> None:
         """Check divisibility; see `tiles.require`."""
         shape, t = transpose_shape(spec), integers(spec, choice, FIELDS)
-        require(
-            spec, all(t[name] >= 1 for name in FIELDS if name != "stage"), "every field but stage must be 1 or more"
-        )
-        require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
-        require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+        require_counts(spec, t)
+        require_vectors(spec, t)
         require(spec, shape.ih % t["th"] == 0, f"th = {t['th']} must divide {shape.ih} input rows")
         require(spec, shape.iw % t["rw"] == 0, f"rw = {t['rw']} must divide {shape.iw} input columns")
         require(spec, t["stage"] in (0, 1), f"stage = {t['stage']} must be 0 (none) or 1 (task)")

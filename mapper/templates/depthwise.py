@@ -19,7 +19,9 @@ from mapper.templates.tiles import (
     fma_efficiency,
     integers,
     keeps_shape,
+    lanes_for,
     require,
+    require_vectors,
     roof,
     round_up,
     sole_operator,
@@ -46,9 +48,8 @@ class Depthwise:
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
         """Enumerate channel vectors × output pixels in registers, at each task grain and staging."""
-        shape, lanes = conv_shape(spec), machine.vector_lanes_f32
-        while lanes > 1 and lanes // 2 >= shape.co:
-            lanes //= 2
+        shape = conv_shape(spec)
+        lanes = lanes_for(shape.co, machine)
         found = []
         for vectors, rw in product((1, 2, 4), range(1, min(shape.ow, 16) + 1)):
             vb = vectors * lanes
@@ -69,8 +70,7 @@ class Depthwise:
         """Check divisibility; see `tiles.require`."""
         shape, t = conv_shape(spec), integers(spec, choice, FIELDS)
         require(spec, all(t[name] >= 1 for name in FIELDS), "every field must be 1 or more")
-        require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
-        require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+        require_vectors(spec, t)
         require(spec, t["stage"] in (STAGE_TASK, STAGE_ROOT), f"stage = {t['stage']} must be 1 (task) or 2 (root)")
         require(spec, shape.oh % t["th"] == 0, f"th = {t['th']} must divide {shape.oh} output rows")
         blocks = ceil_div(shape.co, t["vb"])

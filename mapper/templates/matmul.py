@@ -23,7 +23,10 @@ from mapper.templates.tiles import (
     fma_efficiency,
     integers,
     keeps_shape,
+    lanes_for,
     require,
+    require_counts,
+    require_vectors,
     resident_level,
     roof,
     round_up,
@@ -99,9 +102,8 @@ class Matmul:
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
         """Enumerate register tiles that fit the registers, at each task grain, A staged or not."""
-        shape, lanes = matmul_shape(spec), machine.vector_lanes_f32
-        while lanes > 1 and lanes // 2 >= shape.n:
-            lanes //= 2
+        shape = matmul_shape(spec)
+        lanes = lanes_for(shape.n, machine)
         has_prologue = anchor_of(spec, OP_TYPES).inputs[0] not in spec.inputs
         found = []
         for vectors in (1, 2, 3, 4, 6, 8):
@@ -124,11 +126,8 @@ class Matmul:
     def check(self, spec: GroupSpec, choice: Choice) -> None:
         """Check divisibility; see `tiles.require`."""
         shape, t = matmul_shape(spec), integers(spec, choice, FIELDS)
-        require(
-            spec, all(t[name] >= 1 for name in FIELDS if name != "stage"), "every field but stage must be 1 or more"
-        )
-        require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
-        require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+        require_counts(spec, t)
+        require_vectors(spec, t)
         require(spec, t["stage"] in (STAGE_NONE, STAGE_TASK), f"stage = {t['stage']} must be 0 (none) or 1 (task)")
         tiles, blocks = ceil_div(shape.m, t["rm"]), ceil_div(shape.n, t["vb"])
         require(spec, tiles % t["tm"] == 0, f"tm = {t['tm']} must divide {tiles} row tiles")

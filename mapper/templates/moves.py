@@ -82,10 +82,10 @@ def physical_order(sch: Any, block: Any) -> list[Any]:
         name = str(getattr(dimension.min, "name", ""))
         if name in position:
             ordered.append(position.pop(name))
-    return [*position_rest(statement, position), *ordered]
+    return [*_unnamed(statement, position), *ordered]
 
 
-def position_rest(statement: Any, position: dict[str, Any]) -> list[Any]:
+def _unnamed(statement: Any, position: dict[str, Any]) -> list[Any]:
     """Return the spatial loops that the write region does not name directly, in block order."""
     return [position[v.var.name] for v in statement.iter_vars if v.var.name in position and int(v.iter_type) == 0]
 

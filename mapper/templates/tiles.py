@@ -72,6 +72,26 @@ def require(spec: GroupSpec, condition: bool, rule: str) -> None:
         raise BadInputError(f"illegal tile for {spec.name}: {rule}")
 
 
+def require_vectors(spec: GroupSpec, t: Mapping[str, int]) -> None:
+    """Raise BadInputError unless vectors of `v` lanes, a power of two, fill a channel block of `vb`."""
+    require(spec, t["vb"] % t["v"] == 0, f"v = {t['v']} must divide vb = {t['vb']}")
+    require(spec, t["v"] & (t["v"] - 1) == 0, f"v = {t['v']} must be a power of two")
+
+
+def require_counts(spec: GroupSpec, t: Mapping[str, int]) -> None:
+    """Raise BadInputError unless every field of the tile but `stage` counts something."""
+    counts = all(value >= 1 for name, value in t.items() if name != "stage")
+    require(spec, counts, "every field but stage must be 1 or more")
+
+
+def lanes_for(channels: int, machine: MachineModel) -> int:
+    """Return the float32 lanes of a vector, halved as long as half of them still hold all channels."""
+    lanes = machine.vector_lanes_f32
+    while lanes > 1 and lanes // 2 >= channels:
+        lanes //= 2
+    return lanes
+
+
 def fma_efficiency(rows: int, vectors: int, lanes: int, machine: MachineModel) -> float:
     """Return the share of FMA peak that a `rows` × `vectors` register tile can sustain out of L1.
 

@@ -5,7 +5,6 @@ Start it with `TVM_NUM_THREADS` set; TVM reads it when it is first imported, whi
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,10 @@ class Server:
         """Make a group known: its spec and its ONNX model."""
         self._session.define(msgspec.convert(spec, GroupSpec), path)
 
-    def build(self, group: str, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Lower and compile."""
+    def build(self, group: str, choice: Mapping[str, Any]) -> str:
+        """Lower and compile; return the IR hash."""
         from mapper.backends.tvm.lower import LoweringError  # noqa: PLC0415
 
-        started = time.perf_counter()
         try:
             kernel = self._session.build(group, msgspec.convert(choice, Choice))
         except LoweringError as error:
@@ -59,7 +57,7 @@ class Server:
             raise wire.RefusalError(
                 "build", f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}"
             ) from error
-        return {"symbol": kernel.symbol, "ir_hash": kernel.ir_hash, "seconds": time.perf_counter() - started}
+        return str(kernel.ir_hash)
 
     def time_kernel(self, symbol: str, repeats: int, limit_s: float, seed: int) -> list[float]:
         """Time a kernel alone."""

@@ -70,8 +70,7 @@ class TvmWorker:
         """
         symbol = kernel_symbol(group, choice)
         if symbol not in self._built:
-            answer = self._call("build", BUILD_TIMEOUT_S, group=group, choice=choice_json(choice))
-            self._built[symbol] = str(answer["ir_hash"])
+            self._built[symbol] = str(self._call("build", BUILD_TIMEOUT_S, group=group, choice=choice_json(choice)))
         return self._built[symbol]
 
     def evaluate(self, group: str, choice: Choice, predicted_s: float | None, *, repeats: int, seed: int) -> Candidate:

@@ -13,6 +13,7 @@ from tvm import s_tir
 
 from mapper.backends.tvm.lower import KERNEL, Lowered
 from mapper.records import Choice, GroupSpec
+from mapper.templates import moves
 
 Array = np.ndarray[Any, Any]
 NUMBER_TARGET_S = 2e-3  # one timed repeat lasts at least this long
@@ -134,14 +135,10 @@ def loop_nest(kernel: Kernel) -> str:
     sch = s_tir.Schedule(kernel.lowered.module)
     sch.work_on(KERNEL)
     heaviest, most = "", 0
-    for text, size in (_nest(sch, block) for block in _leaf_blocks(sch)):
+    for text, size in (_nest(sch, block) for block in moves.all_blocks(sch)):
         if size > most:
             heaviest, most = text, size
     return heaviest
-
-
-def _leaf_blocks(sch: Any) -> list[Any]:
-    return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
 def _nest(sch: Any, block: Any) -> tuple[str, int]:

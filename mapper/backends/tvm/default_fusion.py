@@ -16,7 +16,6 @@ class _NamingImporter(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__({}, {}, sanitize=False)
-        self._count = 0
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
         result = super()._convert_operator(op_name, inputs, attrs, opset)
