@@ -81,7 +81,7 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
             machine=run.model,
             spaces=spaces,
             progress=run.progress,
-            seed=request.seed,
+            conditions=run.conditions,
             given=given,
         )
         search.recall()

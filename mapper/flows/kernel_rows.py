@@ -96,7 +96,11 @@ def _kernel_row(fact: KernelFacts, total_s: float, machine: MachineModel, rng: n
         ir_hash=fact.ir_hash,
         flops_per_call=spec.flops,
         bytes_per_call=spec.bytes_compulsory,
-        time_isolated_s=stats.time_reading(fact.samples_s, rng, "alone, back to back, warm"),
+        time_isolated_s=stats.time_reading(
+            fact.samples_s,
+            rng,
+            "alone, in turns with multiply-adds, scaled to their measured peak; weights cold as in the model",
+        ),
         time_in_situ_s=_in_situ(fact),
         share_of_time=Reading(
             value=fact.best_known_s * fact.calls / total_s if total_s else None,

@@ -14,7 +14,7 @@ from mapper.plan import fusion
 from mapper.plan.layout import group_layouts, tensor_layouts
 from mapper.plan.spec import group_spec
 from mapper.plan.submodel import group_model
-from mapper.records import FusionPlan, GroupSpec, MachineModel, ScheduleFile
+from mapper.records import Choice, FusionPlan, GroupSpec, MachineModel, Prediction, ScheduleFile
 from mapper.search.space import Space, make_space, space_key
 from mapper.worker.client import ChildFailureError
 from mapper.worker.workers import TvmWorker
@@ -116,12 +116,15 @@ def searched_keys(drafts: Sequence[Draft]) -> frozenset[str]:
 
 
 def _space(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Space:
-    template = templates.template_for(spec)
-    choices = template.choices(spec, machine, layouts)
+    choices = [c for one in templates.implementing(spec) for c in one.choices(spec, machine, layouts)]
     if not choices:
-        template = templates.by_name("generic")
-        choices = template.choices(spec, machine, layouts)
-    return make_space(spec, layouts, choices, lambda choice: template.cost(spec, choice, machine), weight=1)
+        choices = list(templates.by_name("generic").choices(spec, machine, layouts))
+    return make_space(spec, layouts, choices, lambda choice: predict(spec, choice, machine), weight=1)
+
+
+def predict(spec: GroupSpec, choice: Choice, machine: MachineModel) -> Prediction:
+    """Return what the choice's template expects of it."""
+    return templates.by_name(choice.template).cost(spec, choice, machine)
 
 
 def _draft(prepared: Prepared, plan: FusionPlan, policy: Policy, *, is_searched: bool) -> Draft:

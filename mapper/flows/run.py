@@ -5,16 +5,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from mapper.config import ExploreRequest, Progress
 from mapper.errors import BadInputError
 from mapper.flows.machine import Host, find_host, measured_machine
 from mapper.flows.prepare import Prepared, prepare
+from mapper.plan.tensors import element_bytes
 from mapper.records import Failure, Machine, MachineModel
 from mapper.worker.client import ChildFailureError
 from mapper.worker.reference import ReferenceWorker
-from mapper.worker.workers import TvmWorker
+from mapper.worker.workers import Conditions, TvmWorker
+
+COLD_CACHES = 4  # this many times the private caches pass between two calls of a kernel, or the model's weights if less
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +37,19 @@ class Run:
     started: float
     warnings: list[str]
     failures: list[Failure]
+
+    @property
+    def conditions(self) -> Conditions:
+        """How kernels are timed alone: with the weights as cold as a model of this size leaves them."""
+        graph = self.prepared.graph
+        weights = [graph.tensors[name] for name in graph.weights]
+        weights_b = sum(element_bytes(spec) * prod(spec.shape) for spec in weights)
+        private_b = self.model.cache_b.get("L2", 0) * self.model.threads
+        return Conditions(
+            seed=self.request.seed,
+            flops_per_s=self.model.flops_per_s_n,
+            cold_b=min(weights_b, COLD_CACHES * private_b),
+        )
 
 
 @contextlib.contextmanager

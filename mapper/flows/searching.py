@@ -14,9 +14,8 @@ from mapper.records import Candidate, Choice, GroupSpec, MachineModel
 from mapper.search.allocate import pick
 from mapper.search.space import Space, best_of
 from mapper.search.strategies import Strategy
-from mapper.worker.workers import TvmWorker
+from mapper.worker.workers import Conditions, TvmWorker
 
-REPEATS = 9
 ATTEMPTS_BEFORE_GENERIC = 4
 FAILURES_BEFORE_GIVING_UP = 8
 
@@ -31,7 +30,7 @@ class Search:
     machine: MachineModel
     spaces: Mapping[str, Space]
     progress: Progress
-    seed: int
+    conditions: Conditions
     tried: dict[str, list[Candidate]] = field(default_factory=dict)
     given: Mapping[str, Choice] = field(default_factory=dict)  # by space key, from a schedule file
     measured: int = 0
@@ -100,7 +99,8 @@ class Search:
     def try_choice(self, space: Space, choice: Choice) -> Candidate:
         """Measure one choice and write the outcome down; a loser's code is dropped."""
         predicted = space.predicted_s(choice)
-        candidate = self.worker.evaluate(space.spec.key, choice, predicted, repeats=REPEATS, seed=self.seed)
+        best = self.best(space.key)
+        candidate = self.worker.evaluate(space.spec.key, choice, predicted, self.conditions, best)
         self.measured += 1
         self.failed += candidate.failure is not None
         self.journal.append(candidate, space.spec.key)

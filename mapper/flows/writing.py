@@ -40,8 +40,6 @@ from mapper.report.sheet import SHEET_NAME, write_sheet
 from mapper.search.space import Space
 from mapper.validate.numerics import verify
 
-FRESH_REPEATS = 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -181,7 +179,7 @@ def _kernel_facts(run: Run, best: Finalist, outcome: Outcome) -> list[KernelFact
                 spec=run.worker.specs[group.key],
                 choice=choice,
                 prediction=predict(run.worker.specs[group.key], choice, run.model),
-                samples_s=tuple(run.worker.time_kernel(group.key, choice, FRESH_REPEATS, run.request.seed)),
+                samples_s=tuple(run.worker.time_kernel(group.key, choice, run.conditions)),
                 in_situ_s=in_situ.get(key),
                 nodes=tuple(n.index for n in run.prepared.normalized.nodes if operators & set(n.canonical)),
                 calls=calls[key],

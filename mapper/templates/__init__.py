@@ -1,4 +1,4 @@
-"""Kernel templates, one file a family; a group goes to the first template that matches it."""
+"""Kernel templates, one file a family; a group's search space is the choices of every template that matches it."""
 
 from collections.abc import Mapping
 
@@ -15,12 +15,23 @@ ALL: tuple[Template, ...] = (
     rowwise.TEMPLATE,
     generic.TEMPLATE,
 )
+_COMPUTE = frozenset({"conv2d", "winograd", "depthwise", "separable", "convtranspose", "matmul"})
 _BY_NAME: Mapping[str, Template] = {template.name: template for template in ALL}
 
 
 def template_for(spec: GroupSpec) -> Template:
-    """Return the first template that can implement `spec`; `generic` takes whatever the others leave."""
+    """Return the first template that can implement `spec`, the most specific one; `generic` takes what others leave."""
     return next(template for template in ALL if template.matches(spec))
+
+
+def implementing(spec: GroupSpec) -> tuple[Template, ...]:
+    """Return the templates whose choices make up the search space of `spec`: all that match.
+
+    `generic` is among them only where no compute family is: it runs a convolution as it lies, hundreds of times slower.
+    """
+    found = tuple(template for template in ALL if template.matches(spec))
+    families = tuple(template for template in found if template.name in _COMPUTE)
+    return families or found
 
 
 def by_name(name: str) -> Template:

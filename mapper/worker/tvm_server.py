@@ -28,12 +28,13 @@ class Server:
 
         import tvm  # noqa: PLC0415
 
-        from mapper.backends.tvm import session  # noqa: PLC0415
+        from mapper.backends.tvm import pipeline, session  # noqa: PLC0415
 
         try:
             parsed = tvm.target.Target(json.loads(target) if target.lstrip().startswith("{") else target)
         except Exception as error:
             raise wire.RefusalError("build", f"target {target}: {str(error).strip().splitlines()[-1]}") from error
+        pipeline.register(int(os.environ["TVM_NUM_THREADS"]))
         self._session = session.Session(target=parsed)
         return session.versions()
 
@@ -59,11 +60,12 @@ class Server:
             ) from error
         return str(kernel.ir_hash)
 
-    def time_kernel(self, symbol: str, repeats: int, limit_s: float, seed: int) -> list[float]:
-        """Time a kernel alone."""
-        from mapper.backends.tvm.build import time_alone  # noqa: PLC0415
-
-        return time_alone(self._session.kernels[symbol], seed, repeats, limit_s)
+    def race(self, symbol: str, partner: str | None, seed: int, cold_b: int) -> dict[str, Any]:
+        """Time a kernel in turns with another, or with the yardstick."""
+        session = self._session
+        beside = session.kernels[partner] if partner is not None else None
+        samples, others = session.track.race(session.kernels[symbol], beside, seed, cold_b)
+        return {"samples": samples, "partner": others, "yardstick_flops": session.track.yardstick()[0]}
 
     def inspect(self, symbol: str, folder: str, stem: str) -> dict[str, Any]:
         """Write scheduled TIR and assembly to `folder` and return sizes and the loop nest."""

@@ -27,6 +27,15 @@ class Inspection:
     loop_nest: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under which conditions kernels are timed alone; see `backends.tvm.race`."""
+
+    seed: int
+    flops_per_s: float  # the machine's measured float32 peak at the threads used: the yardstick's nominal speed
+    cold_b: int = 0  # bytes that pass through the caches between two calls of a kernel in the model
+
+
 class TvmWorker:
     """A TVM child that is replaced when it dies; groups come back by themselves, kernels when next asked for.
 
@@ -73,11 +82,13 @@ class TvmWorker:
             self._built[symbol] = str(self._call("build", BUILD_TIMEOUT_S, group=group, choice=choice_json(choice)))
         return self._built[symbol]
 
-    def evaluate(self, group: str, choice: Choice, predicted_s: float | None, *, repeats: int, seed: int) -> Candidate:
-        """Build and time one choice alone; whatever goes wrong becomes the candidate's Failure."""
+    def evaluate(
+        self, group: str, choice: Choice, predicted_s: float | None, conditions: Conditions, best: Candidate | None
+    ) -> Candidate:
+        """Build one choice and time it beside the best so far; whatever goes wrong becomes the candidate's Failure."""
         key = choice_key(choice)
         try:
-            samples = self.time_kernel(group, choice, repeats, seed)
+            samples = self.time_kernel(group, choice, conditions, best)
         except ChildFailureError as error:
             failure = Failure(subject=f"{group}/{key}", step=error.step, reason=error.reason)
             return Candidate(
@@ -97,14 +108,28 @@ class TvmWorker:
         """The groups that were defined, by key."""
         return {key: spec for key, (spec, _) in self._groups.items()}
 
-    def time_kernel(self, group: str, choice: Choice, repeats: int, seed: int) -> list[float]:
-        """Time one kernel alone; seconds a call."""
+    def time_kernel(
+        self, group: str, choice: Choice, conditions: Conditions, best: Candidate | None = None
+    ) -> list[float]:
+        """Time one kernel alone, in turns with the best one of its group, or else with the yardstick.
+
+        Returns:
+            Seconds a call at the nominal speed of the machine: each sample is multiplied by what its partner should
+            have taken and divided by what it took in the same round.
+        """
         self.build(group, choice)
+        partner = None
+        if best is not None and best.time_s is not None:
+            self.build(group, best.choice)
+            partner = kernel_symbol(group, best.choice)
         symbol = kernel_symbol(group, choice)
-        samples: list[float] = self._call(
-            "time_kernel", RUN_TIMEOUT_S, symbol=symbol, repeats=repeats, limit_s=1.0, seed=seed
+        answer = self._call(
+            "race", RUN_TIMEOUT_S, symbol=symbol, partner=partner, seed=conditions.seed, cold_b=conditions.cold_b
         )
-        return samples
+        nominal_s = answer["yardstick_flops"] / conditions.flops_per_s
+        if best is not None and best.time_s is not None:
+            nominal_s = best.time_s
+        return [sample * nominal_s / other for sample, other in zip(answer["samples"], answer["partner"], strict=True)]
 
     def forget(self, group: str, choices: Sequence[Choice]) -> None:
         """Drop kernels that lost."""

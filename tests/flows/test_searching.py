@@ -13,9 +13,11 @@ from mapper.keys import choice_key
 from mapper.measure.journal import Journal
 from mapper.records import Choice
 from mapper.search.strategies.constructed import Constructed
+from mapper.worker.workers import Conditions
 
 A, B, C, D = (choice(rw=rw) for rw in (1, 2, 3, 4))
 NO_LIMIT = Budget()
+CONDITIONS = Conditions(seed=5, flops_per_s=1e11)
 
 
 @dataclass
@@ -26,9 +28,8 @@ class FakeWorker:
     asked: list = field(default_factory=list)
     forgotten: list = field(default_factory=list)
 
-    def evaluate(self, group, one, predicted_s, *, repeats, seed):
-        assert repeats > 1
-        self.asked.append((group, one, predicted_s, seed))
+    def evaluate(self, group, one, predicted_s, conditions, best):
+        self.asked.append((group, one, predicted_s, best.choice if best else None))
         time_s = next((time_s for known, time_s in self.times if known == one), None)
         return failed(one) if time_s is None else measured(one, time_s)
 
@@ -68,7 +69,7 @@ def searching(tmp_path):
             machine=AVX2,
             spaces={one.key: one for one in spaces},
             progress=Silent(),
-            seed=5,
+            conditions=CONDITIONS,
             given=given or {},
         )
 
@@ -89,10 +90,18 @@ def test_a_trial_is_measured_counted_and_journalled(searching):
     search = searching([one], [(A, 2e-6)])
     found = search.try_choice(one, A)
     assert found.time_s == 2e-6
-    assert search.worker.asked == [(one.spec.key, A, 3e-6, 5)]
+    assert search.worker.asked == [(one.spec.key, A, 3e-6, None)]
     assert (search.measured, search.failed, search.from_journal) == (1, 0, 0)
     assert search.tried == {one.key: [found]}
     assert search.journal.find(one.spec.key, choice_key(A)).time_s == 2e-6
+
+
+def test_a_challenger_is_timed_beside_the_best_so_far(searching):
+    one = space((A, 3e-6), (B, 4e-6), (C, 5e-6))
+    search = searching([one], [(A, 2e-6), (B, 1e-6), (C, 3e-6)])
+    for each in (A, B, C):
+        search.try_choice(one, each)
+    assert [partner for _, _, _, partner in search.worker.asked] == [None, A, B]
 
 
 def test_a_failure_is_counted_and_journalled_and_is_not_the_best(searching):

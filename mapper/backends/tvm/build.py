@@ -1,4 +1,4 @@
-"""Scheduled PrimFuncs to machine code: build, time alone, run alone, inspect."""
+"""Scheduled PrimFuncs to machine code: build, arguments, inspect."""
 
 import struct
 import tempfile
@@ -12,11 +12,11 @@ import tvm_ffi
 from tvm import s_tir
 
 from mapper.backends.tvm.lower import KERNEL, Lowered
+from mapper.backends.tvm.pipeline import PIPELINE
 from mapper.records import Choice, GroupSpec
 from mapper.templates import moves
 
 Array = np.ndarray[Any, Any]
-NUMBER_TARGET_S = 2e-3  # one timed repeat lasts at least this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def build_kernel(spec: GroupSpec, choice: Choice, lowered: Lowered, symbol: str,
         spec=spec,
         choice=choice,
         lowered=lowered,
-        executable=tvm.compile(module, target=target),
+        executable=tvm.compile(module, target=target, tir_pipeline=PIPELINE),
         ir_hash=ir_hash,
     )
 
@@ -59,17 +59,6 @@ def arguments(kernel: Kernel, seed: int) -> list[Any]:
         else:
             made.append(tvm.runtime.tensor(rng.integers(0, 2, shape).astype(dtype)))
     return made
-
-
-def time_alone(kernel: Kernel, seed: int, repeats: int, limit_s: float) -> list[float]:
-    """Return seconds a call: `repeats` samples back to back and warm, fewer when `limit_s` would be passed."""
-    tensors = arguments(kernel, seed)
-    evaluate = kernel.executable.mod.time_evaluator
-    once = float(evaluate(kernel.symbol, tvm.cpu(), number=1, repeat=2)(*tensors).results[-1])
-    number = max(1, int(NUMBER_TARGET_S / max(once, 1e-8)))
-    affordable = max(2, min(repeats, int(limit_s / max(once * number, 1e-8))))
-    results = evaluate(kernel.symbol, tvm.cpu(), number=number, repeat=affordable)(*tensors).results
-    return [float(result) for result in results]
 
 
 def code_bytes(kernel: Kernel) -> int:

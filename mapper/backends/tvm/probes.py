@@ -60,15 +60,21 @@ def fma_samples(target: Any, dtype: str, tasks: int, repeats: int) -> tuple[floa
     Twenty accumulators hide the latency of four cycles on two ports with room to spare, and still leave registers
     free where there are 32; where there are 16, ten do.
     """
+    work, module, tensors = fma_module(target, tasks, FMA_STEPS, dtype)
+    kernel = tvm.compile(module, target=target)
+    results = kernel.mod.time_evaluator("probe", tvm.cpu(), number=2, repeat=repeats)(*tensors).results
+    return work, [float(result) for result in results]
+
+
+def fma_module(target: Any, tasks: int, steps: int, dtype: str = "float32") -> tuple[float, Any, list[Any]]:
+    """Return (FLOPs of one call, module with the function `probe`, its arguments): `steps` rounds in each of `tasks`."""
     features = str(target)
     lanes = (64 if "avx512" in features else 32) // np.dtype(dtype).itemsize
     accumulators = 20 if "avx512" in features else 10
-    text = _FMA.format(dtype=dtype, lanes=lanes, tasks=tasks, accumulators=accumulators, steps=FMA_STEPS)
-    kernel = _compile(text, target)
-    scale = tvm.runtime.tensor(np.full(lanes, 0.5, dtype))
-    data = tvm.runtime.tensor(np.ones((tasks, accumulators, lanes), dtype))
-    results = kernel.mod.time_evaluator("probe", tvm.cpu(), number=2, repeat=repeats)(scale, data).results
-    return 2.0 * lanes * accumulators * FMA_STEPS * tasks, [float(result) for result in results]
+    text = _FMA.format(dtype=dtype, lanes=lanes, tasks=tasks, accumulators=accumulators, steps=steps)
+    tensors = [np.full(lanes, 0.5, dtype), np.ones((tasks, accumulators, lanes), dtype)]
+    work = 2.0 * lanes * accumulators * steps * tasks
+    return work, _module(text), [tvm.runtime.tensor(value) for value in tensors]
 
 
 def read_samples(target: Any, size_b: int, tasks: int, repeats: int) -> tuple[float, list[float]]:
@@ -80,13 +86,12 @@ def read_samples(target: Any, size_b: int, tasks: int, repeats: int) -> tuple[fl
     bytes_once = blocks * 8 * VECTOR_B
     repetitions = max(1, (64 << 20) // bytes_once)
     text = _READ.format(tasks=tasks, blocks=blocks, repetitions=repetitions)
-    kernel = _compile(text, target)
+    kernel = tvm.compile(_module(text), target=target)
     data = tvm.runtime.tensor(np.ones((tasks, blocks, 8, 16), "float32"))
     out = tvm.runtime.tensor(np.zeros((tasks, 8, 16), "float32"))
     results = kernel.mod.time_evaluator("probe", tvm.cpu(), number=1, repeat=repeats)(data, out).results
     return float(bytes_once * repetitions * tasks), [float(result) for result in results]
 
 
-def _compile(text: str, target: Any) -> Any:
-    function = tvm.script.from_source(text, extra_vars={"T": tirx})
-    return tvm.compile(tvm.IRModule({"probe": function}), target=target)
+def _module(text: str) -> Any:
+    return tvm.IRModule({"probe": tvm.script.from_source(text, extra_vars={"T": tirx})})

@@ -14,6 +14,7 @@ from mapper.backends.tvm import lower as lowering
 from mapper.backends.tvm.build import Kernel, build_kernel
 from mapper.backends.tvm.compose import Call, Composed, Program, contiguous
 from mapper.backends.tvm.mutate import corrupt
+from mapper.backends.tvm.race import Track
 from mapper.keys import kernel_symbol
 from mapper.records import Choice, GroupSpec
 from mapper.templates.protocol import Packing
@@ -33,7 +34,12 @@ class Session:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     packed: dict[str, Any] = field(default_factory=dict)  # device tensors by packed name
     models: dict[str, Composed] = field(default_factory=dict)
+    track: Track = field(init=False)
     programs: dict[str, Program] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Lay the track on which kernels race."""
+        self.track = Track(self.target)
 
     def open_model(self, path: str) -> None:
         """Read the constants of the canonical model."""
@@ -62,6 +68,7 @@ class Session:
         """Drop kernels that lost, with their code."""
         for symbol in symbols:
             self.kernels.pop(symbol, None)
+            self.track.forget(symbol)
 
     def run_kernel(
         self, symbol: str, values: Mapping[str, Array], corruption: Sequence[str] | None = None
