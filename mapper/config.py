@@ -31,7 +31,9 @@ class ExploreRequest:
     threads: int | None = None  # None: as many as affinity, cgroup quota and physical cores allow
     target: str | None = None  # None: this machine
     schedules: Path | None = None
-    resume: bool = False
+    strategy: str = "constructed"
+    resume: bool = False  # the budget counts what an interrupted search has measured
+    fresh: bool = False  # nothing that earlier runs measured is used
     only: tuple[str, ...] = ()
     cache_dir: Path = Path()
     command: str = ""

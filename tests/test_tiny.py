@@ -163,14 +163,23 @@ def test_its_schedule_file_replays(sheet, place):
     assert again == json.loads(schedule.read_text(encoding="utf-8"))
 
 
-def test_resume_takes_trials_from_the_journal(sheet, place):
+def test_the_same_request_again_takes_a_fresh_final_round_only(sheet, place):
     assert sheet["search"]["trials_measured"] > 0
     assert sheet["search"]["trials_from_journal"] == 0
-    (place / "resumed").mkdir()
-    (place / "resumed" / "journal.jsonl").write_bytes((place / "first" / "journal.jsonl").read_bytes())
-    search = explore(place, "resumed", "--budget", "0", "--resume")["search"]
-    assert search["trials_measured"] == 0
-    assert search["trials_from_journal"] > 0
+    again = explore(place, "again", "--budget", "6")
+    assert again["search"]["trials_measured"] == 0
+    assert again["search"]["trials_from_journal"] > 0
+    assert again["search"]["stopped"] == "known"
+    assert again["mappings"][0]["time_s"]["n"] > 0
+    assert {kernel["ir_hash"] for kernel in again["kernels"]} == {kernel["ir_hash"] for kernel in sheet["kernels"]}
+    for kernel in again["kernels"]:  # from the store: text that an earlier process wrote
+        assert "T.prim_func" in (place / "again" / "kernels" / f"{kernel['name']}.tir").read_text(encoding="utf-8")
+
+
+def test_fresh_forgets_what_was_measured(sheet, place):
+    search = explore(place, "fresh", "--budget", "0", "--fresh")["search"]
+    assert search["trials_from_journal"] == 0
+    assert search["trials_measured"] > 0
 
 
 # --- refusals, in the real process ----------------------------------------------------------------------------------

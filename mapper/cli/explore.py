@@ -48,7 +48,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(1, 4096), help="Threads to map for. [what this process may use]")
 @click.option("--target", metavar="T", help="Compilation target, as TVM writes it. [this machine]")
 @click.option("--schedules", type=_FILE, metavar="FILE", help="Start from this schedule file.")
-@click.option("--resume", is_flag=True, help="Use what an earlier run has already measured.")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted search: the budget counts its trials.")
+@click.option("--fresh", is_flag=True, help="Measure everything anew, whatever earlier runs have measured.")
 @click.option("--only", multiple=True, metavar="NODE|KERNEL", help="Search this node or kernel only; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print the sheet as JSON on stdout.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -67,6 +68,7 @@ def command(  # noqa: PLR0913 - one parameter a flag, as click has it
     target: str | None,
     schedules: Path | None,
     resume: bool,
+    fresh: bool,
     only: tuple[str, ...],
     as_json: bool,
     quiet: bool,
@@ -88,6 +90,7 @@ def command(  # noqa: PLR0913 - one parameter a flag, as click has it
         target=target,
         schedules=schedules,
         resume=resume,
+        fresh=fresh,
         only=only,
         cache_dir=cache_dir(),
         command=invocation.command,

@@ -10,19 +10,16 @@ from mapper.config import ExploreRequest, Progress
 from mapper.flows import requested
 from mapper.flows.finalists import keep_right_kernels, make_finalists
 from mapper.flows.finals import final_round
-from mapper.flows.machine import compiler_tag
 from mapper.flows.planning import Draft, define_groups, make_drafts, make_spaces, searched_keys
 from mapper.flows.prepare import reference_outputs
+from mapper.flows.remembered import FinishedSearches, open_journal
 from mapper.flows.run import Run, open_run
 from mapper.flows.searching import Search
 from mapper.flows.writing import Outcome, write_results
-from mapper.measure.journal import Journal
 from mapper.records import MappingSheet, ScheduleFile
 from mapper.report.schedule import read_schedule
+from mapper.search import strategies
 from mapper.search.space import Space
-from mapper.search.strategies.constructed import Constructed
-
-JOURNAL_NAME = "journal.jsonl"
 
 
 def explore(request: ExploreRequest, progress: Progress) -> MappingSheet:
@@ -70,24 +67,28 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
     searched = searched_keys(drafts)
     given = requested.given_choices(schedule, spaces, request.schedules)
     wanted = requested.only_keys(request.only, run.prepared, drafts, searched)
-    journal_path = run.out_dir / JOURNAL_NAME
-    if not request.resume:
-        journal_path.unlink(missing_ok=True)
-    with Journal.open(journal_path, run.machine.id, compiler_tag(run.worker, run.host)) as journal:
+    finished = FinishedSearches.of(run, schedule)
+    with open_journal(run) as journal:
         search = Search(
             worker=run.worker,
             journal=journal,
-            strategy=Constructed(),
+            strategy=strategies.by_name(request.strategy, request.seed),
             machine=run.model,
-            spaces=spaces,
+            spaces=dict(spaces),
             progress=run.progress,
             conditions=run.conditions,
             given=given,
         )
-        search.recall()
+        if not request.fresh:
+            search.recall()
         search.ensure_first(sorted(searched), request.budget)
-        expected_s = sum(spaces[key].weight * spaces[key].best_predicted_s for key in wanted)
-        search.run(wanted, request.budget, requested.budget_seconds(request.budget, len(wanted), expected_s))
+        if finished.has_this and not request.fresh:
+            search.stopped = "known"
+        else:
+            expected_s = sum(spaces[key].weight * spaces[key].best_predicted_s for key in wanted)
+            seconds = requested.budget_seconds(request.budget, len(wanted), expected_s)
+            search.run(wanted, request.budget, seconds, counts_recalled=request.resume)
+            finished.note(run, search.measured)
         search.transfer(sorted(set(spaces) - searched))
         search.ensure_first(sorted(spaces), request.budget)
     return search

@@ -74,9 +74,6 @@ def _composed(run: Run, draft: Draft, kernels: Mapping[str, Kept], check: ModelC
     try:
         memory = run.worker.compose(draft.label, draft.plan, choices, check.ends, run.prepared.feeds_file)
         verification = check.check(draft, run.worker.run_model(draft.label))
-        if verification.passed:
-            verification, missed = strengthen(verification, draft, choices, check, _kernel_check(run))
-            run.warnings += [f"verification is weak: nobody noticed {one}" for one in missed]
     except ChildFailureError as error:
         run.failures.append(Failure(subject=draft.label, step=error.step, reason=error.reason))
         return []
@@ -84,6 +81,19 @@ def _composed(run: Run, draft: Draft, kernels: Mapping[str, Kept], check: ModelC
         reason = next((c.note for c in verification.checks if not c.passed), "outputs differ")
         run.failures.append(Failure(subject=draft.label, step="numerics", reason=reason))
     return [Finalist(draft=draft, choices=choices, verification=verification, memory=memory)]
+
+
+def put_to_the_test(run: Run, best: Finalist, reference: Mapping[str, Array]) -> Verification:
+    """Return the best mapping's verification with its strength: mutants of its kernels that it noticed."""
+    check = ModelCheck(prepared=run.prepared, wanted=reference)
+    run.progress.stage("verifying the verification")
+    try:
+        verification, missed = strengthen(best.verification, best.draft, best.choices, check, _kernel_check(run))
+    except ChildFailureError as error:
+        run.warnings.append(f"the verification was not put to the test: {error.reason}")
+        return best.verification
+    run.warnings += [f"verification is weak: nobody noticed {one}" for one in missed]
+    return verification
 
 
 def _kernel_check(run: Run) -> KernelCheck:

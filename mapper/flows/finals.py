@@ -11,6 +11,7 @@ import numpy as np
 from mapper.flows.finalists import Finalist
 from mapper.flows.planning import group_file
 from mapper.flows.run import Run
+from mapper.keys import kernel_symbol
 from mapper.measure.timing import BlockPlan, runs_for, two_runtime_blocks
 from mapper.records import GroupSpec
 from mapper.worker.client import ChildFailureError
@@ -18,10 +19,10 @@ from mapper.worker.reference import ReferenceWorker
 from mapper.worker.workers import TvmWorker
 
 PROCESS_PAIRS = 2
-ROUND_TARGET_S = 2.5
-BLOCK_TARGET_S = 0.25
+ROUND_TARGET_S = 1.5
+BLOCK_TARGET_S = 0.12
 BLOCKS = 6
-IN_SITU_TARGET_S = 1.0
+IN_SITU_TARGET_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +49,7 @@ def final_round(run: Run, finalists: Sequence[Finalist], specs: Mapping[str, Gro
     if not right:
         return times
     run.progress.stage("final round: building in fresh processes", PROCESS_PAIRS)
+    _keep_kernels(run, right)
     with contextlib.ExitStack() as stack:
         pairs = [_Pair.start(run, specs, number, stack) for number in range(PROCESS_PAIRS)]
         try:
@@ -60,6 +62,20 @@ def final_round(run: Run, finalists: Sequence[Finalist], specs: Mapping[str, Gro
         except ChildFailureError as error:
             times.failures.append(error.reason)
     return times
+
+
+def _keep_kernels(run: Run, finalists: Sequence[Finalist]) -> None:
+    """Write the finalists' kernels down once, so that each fresh process loads what this one has built."""
+    kernels = {
+        kernel_symbol(group.key, choice): (group.key, choice)
+        for finalist in finalists
+        for group, choice in zip(finalist.draft.plan.groups, finalist.choices, strict=True)
+    }
+    try:
+        if not run.worker.keep(kernels.values()):
+            run.warnings.append("built kernels are not kept for later runs: no C compiler to link them with was found")
+    except ChildFailureError as error:
+        run.warnings.append(f"built kernels are not kept for later runs: {error.reason}")
 
 
 def fastest(times: FinalTimes) -> str:
@@ -83,6 +99,7 @@ class _Pair:
         stack.callback(worker.close)
         reference = ReferenceWorker(folder)
         stack.callback(reference.close)
+        worker.open_store(run.store)
         worker.open_model(run.prepared.canonical)
         for key, spec in specs.items():
             worker.define(spec, group_file(run.prepared, key))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mapper.config import Progress
+from mapper.keys import digest
 from mapper.measure import device as devices
 from mapper.measure.peaks import Probe, load_peaks, peak_from_samples, probe_plan, save_peaks, theoretical_peak
 from mapper.measure.target import tvm_target
@@ -62,6 +63,18 @@ def measured_machine(
 def compiler_tag(worker: TvmWorker, host: Host) -> str:
     """Return what decides which code a schedule becomes, as one text."""
     return f"tvm {worker.versions['tvm']}, llvm {worker.versions['llvm']}, {host.target}"
+
+
+def build_tag(worker: TvmWorker, host: Host) -> str:
+    """Return what decides which code a *choice* becomes: the compiler, the threads, and mapper's own templates."""
+    return f"{compiler_tag(worker, host)}, {host.threads} threads, templates {_sources_digest()}"
+
+
+def _sources_digest() -> str:
+    """Return a digest of mapper's own code that lowers and schedules: another version may build other kernels."""
+    root = Path(__file__).parents[1]
+    files = sorted(file for room in ("templates", "backends") for file in (root / room).rglob("*.py"))
+    return digest([file.read_text(encoding="utf-8") for file in files])
 
 
 def _probe_all(host: Host, worker: TvmWorker, progress: Progress) -> tuple[Peak, ...]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from mapper.config import ExploreRequest, Progress
 from mapper.errors import BadInputError
-from mapper.flows.machine import Host, find_host, measured_machine
+from mapper.flows.machine import Host, build_tag, find_host, measured_machine
 from mapper.flows.prepare import Prepared, prepare
+from mapper.keys import digest
 from mapper.plan.tensors import element_bytes
 from mapper.records import Failure, Machine, MachineModel
 from mapper.worker.client import ChildFailureError
@@ -34,6 +35,8 @@ class Run:
     prepared: Prepared
     machine: Machine
     model: MachineModel
+    build_tag: str  # what decides which code a choice becomes
+    store: Path  # where built kernels are kept for other processes
     started: float
     warnings: list[str]
     failures: list[Failure]
@@ -74,6 +77,9 @@ def open_run(request: ExploreRequest, progress: Progress) -> Iterator[Run]:
         except ChildFailureError as error:
             raise BadInputError(f"--target: {error.reason}") from error
         stack.callback(worker.close)
+        tag = build_tag(worker, host)
+        store = request.cache_dir / "kernels" / digest(tag)
+        worker.open_store(store)
         worker.open_model(prepared.canonical)
         machine, model = measured_machine(host, worker, request.cache_dir, progress)
         yield Run(
@@ -86,6 +92,8 @@ def open_run(request: ExploreRequest, progress: Progress) -> Iterator[Run]:
             prepared=prepared,
             machine=machine,
             model=model,
+            build_tag=tag,
+            store=store,
             started=started,
             warnings=[],
             failures=[],

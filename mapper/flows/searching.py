@@ -12,6 +12,7 @@ from mapper.keys import digest
 from mapper.measure.journal import Journal
 from mapper.records import Candidate, Choice, GroupSpec, MachineModel
 from mapper.search.allocate import pick
+from mapper.search.fit import fit
 from mapper.search.space import Space, best_of
 from mapper.search.strategies import Strategy
 from mapper.worker.workers import Conditions, TvmWorker
@@ -28,7 +29,7 @@ class Search:
     journal: Journal
     strategy: Strategy
     machine: MachineModel
-    spaces: Mapping[str, Space]
+    spaces: dict[str, Space]
     progress: Progress
     conditions: Conditions
     tried: dict[str, list[Candidate]] = field(default_factory=dict)
@@ -54,6 +55,11 @@ class Search:
                 self.tried[key] = known
                 self.from_journal += len(known)
 
+    def refit(self) -> None:
+        """Fit the cost model to this machine's journal, and rank what is left to try by it."""
+        found = fit(self.journal.predicted())
+        self.spaces.update({key: space.refitted(found) for key, space in self.spaces.items()})
+
     def ensure_first(self, keys: Sequence[str], budget: Budget) -> None:
         """Give every space one kernel that runs: the given or constructed choice, then others, then the generic one."""
         pending = [key for key in keys if self.best(key) is None]
@@ -73,15 +79,18 @@ class Search:
                 return
             is_dangerous = candidate.failure is not None and candidate.failure.step in ("timeout", "crash")
 
-    def run(self, keys: frozenset[str], budget: Budget, seconds: float | None) -> None:
+    def run(
+        self, keys: frozenset[str], budget: Budget, seconds: float | None, *, counts_recalled: bool = False
+    ) -> None:
         """Spend the budget on the given spaces; `stopped` then says why it ended.
 
-        A budget counts the trials beyond the one schedule that every kernel gets first, recalled ones included.
+        A budget counts the trials beyond the one schedule that every kernel gets first; those recalled from the
+        journal too when an interrupted search goes on.
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         spaces = [self.spaces[key] for key in sorted(keys)]
         closed: set[str] = set()
-        trials = max(0, self.from_journal - len(self.tried))
+        trials = max(0, self.from_journal - len(self.tried)) if counts_recalled else 0
         self.progress.stage("searching", budget.trials)
         while (budget.trials is None or trials < budget.trials) and time.monotonic() < deadline:
             space = pick(spaces, self.tried, frozenset(closed))
@@ -98,12 +107,13 @@ class Search:
 
     def try_choice(self, space: Space, choice: Choice) -> Candidate:
         """Measure one choice and write the outcome down; a loser's code is dropped."""
-        predicted = space.predicted_s(choice)
+        prediction = space.prediction(choice)
+        predicted = None if prediction is None else prediction.time_s
         best = self.best(space.key)
         candidate = self.worker.evaluate(space.spec.key, choice, predicted, self.conditions, best)
         self.measured += 1
         self.failed += candidate.failure is not None
-        self.journal.append(candidate, space.spec.key)
+        self.journal.append(candidate, space.spec.key, prediction)
         tried = self.tried.setdefault(space.key, [])
         before = best_of(tried)
         tried.append(candidate)

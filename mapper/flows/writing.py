@@ -9,7 +9,7 @@ import numpy as np
 
 from mapper import __version__, stats
 from mapper.flows import requested
-from mapper.flows.finalists import Finalist, Kept
+from mapper.flows.finalists import Finalist, Kept, put_to_the_test
 from mapper.flows.finals import FinalTimes
 from mapper.flows.kernel_rows import KernelFacts, kernel_rows, layer_types, predict, reconciliation
 from mapper.flows.machine import compiler_tag
@@ -64,6 +64,9 @@ def write_results(run: Run, outcome: Outcome) -> MappingSheet:
     flops = sum(operator.flops for operator in run.prepared.graph.operators)
     mappings = ranked_mappings(facts, Sitting(times=outcome.times, flops=flops, machine=run.model, rng=rng))
     best = _best(mappings, facts)
+    if best is not None:
+        tested = put_to_the_test(run, best, outcome.reference)
+        mappings = (replace(mappings[0], verified=tested), *mappings[1:])
     sheet = _sheet(run, outcome, mappings, best, rng)
     write_sheet(sheet, run.out_dir / SHEET_NAME)
     write_atomic(run.out_dir / "sheet.md", render_markdown(sheet).encode())

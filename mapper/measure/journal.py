@@ -1,6 +1,7 @@
 """The journal of measured candidates: what an interrupted search leaves behind and a resumed one goes on from."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -8,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from mapper.records import SCHEMA_VERSION, Candidate
+from mapper.records import SCHEMA_VERSION, Candidate, Prediction
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     machine_id: str
     compiler: str
     candidate: Candidate
+    prediction: Prediction | None = None  # what the cost model expected, part by part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Journal:
     ignored_machine: int = 0
     ignored_compiler: int = 0
     damaged: int = 0
-    _found: dict[tuple[str, str], Candidate] = field(default_factory=dict)
+    _found: dict[str, dict[str, _Entry]] = field(default_factory=dict)  # by group key, then choice key
     _file: int = -1
 
     @classmethod
@@ -72,24 +74,31 @@ class Journal:
         elif entry.compiler != self.compiler:
             self.ignored_compiler += 1
         else:
-            self._found[entry.group_key, entry.choice_key] = entry.candidate
+            self._found.setdefault(entry.group_key, {})[entry.choice_key] = entry
 
     def __len__(self) -> int:
         """Return how many outcomes can be found."""
-        return len(self._found)
+        return sum(len(outcomes) for outcomes in self._found.values())
 
     def find(self, group_key: str, choice_key: str) -> Candidate | None:
         """Return the latest outcome of a choice, marked as journalled; None when there is none."""
-        candidate = self._found.get((group_key, choice_key))
-        return None if candidate is None else replace(candidate, source="journal")
+        entry = self._found.get(group_key, {}).get(choice_key)
+        return None if entry is None else replace(entry.candidate, source="journal")
 
     def of_group(self, group_key: str) -> tuple[Candidate, ...]:
         """Return every outcome of a group, in the order in which they were first written."""
-        found = (candidate for (group, _), candidate in self._found.items() if group == group_key)
-        return tuple(replace(candidate, source="journal") for candidate in found)
+        found = self._found.get(group_key, {}).values()
+        return tuple(replace(entry.candidate, source="journal") for entry in found)
 
-    def append(self, candidate: Candidate, group_key: str) -> None:
-        """Write one outcome and wait until it is on the disk.
+    def predicted(self) -> Iterator[tuple[str, Prediction, float]]:
+        """Return (template, what was predicted, seconds measured) of every outcome that has both."""
+        for outcomes in self._found.values():
+            for entry in outcomes.values():
+                if entry.prediction is not None and entry.candidate.time_s is not None:
+                    yield entry.candidate.choice.template, entry.prediction, entry.candidate.time_s
+
+    def append(self, candidate: Candidate, group_key: str, prediction: Prediction | None = None) -> None:
+        """Write one outcome, with what was predicted for it, and wait until it is on the disk.
 
         Raises:
             ValueError: The journal is closed.
@@ -103,12 +112,13 @@ class Journal:
             machine_id=self.machine_id,
             compiler=self.compiler,
             candidate=candidate,
+            prediction=prediction,
         )
         line = msgspec.json.encode(entry, order="sorted") + b"\n"
         while line:  # one write in practice; a full disk raises
             line = line[os.write(self._file, line) :]
         os.fsync(self._file)
-        self._found[group_key, candidate.choice_key] = candidate
+        self._found.setdefault(group_key, {})[candidate.choice_key] = entry
 
     def close(self) -> None:
         """Close the file; outcomes already read can still be found."""

@@ -1,10 +1,11 @@
 """What can be searched for one group: its choices with their predictions, best prediction first."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mapper.keys import choice_key
 from mapper.records import Candidate, Choice, GroupSpec, Prediction
+from mapper.search.fit import Fit
 
 IMPROVEMENT = 0.99  # a candidate counts as better when it takes less than this share of the best time
 
@@ -28,9 +29,19 @@ class Space:
         """The least predicted time."""
         return self.ranked[0][1].time_s
 
+    def refitted(self, fit: Fit) -> "Space":
+        """Return the space ranked by what this machine is likely to take."""
+        fitted = [(choice, fit.fitted(choice.template, prediction)) for choice, prediction in self.ranked]
+        return replace(self, ranked=_ranked(fitted))
+
+    def prediction(self, choice: Choice) -> Prediction | None:
+        """Return the prediction for a choice of this space; None for one from elsewhere."""
+        return next((prediction for known, prediction in self.ranked if known == choice), None)
+
     def predicted_s(self, choice: Choice) -> float | None:
         """Return the predicted time of a choice of this space; None for one from elsewhere."""
-        return next((prediction.time_s for known, prediction in self.ranked if known == choice), None)
+        prediction = self.prediction(choice)
+        return None if prediction is None else prediction.time_s
 
 
 def space_key(group_key: str, layouts: Sequence[str]) -> str:
@@ -46,9 +57,12 @@ def make_space(
     weight: int,
 ) -> Space:
     """Rank `choices` by predicted time; ties keep a stable, name-independent order."""
-    predicted = [(choice, predict(choice)) for choice in choices]
-    predicted.sort(key=lambda pair: (pair[1].time_s, choice_key(pair[0])))
-    return Space(spec=spec, layouts=layouts, ranked=tuple(predicted), weight=weight)
+    predicted = [(choice, predict(choice)) for choice in sorted(choices, key=choice_key)]
+    return Space(spec=spec, layouts=layouts, ranked=_ranked(predicted), weight=weight)
+
+
+def _ranked(predicted: Sequence[tuple[Choice, Prediction]]) -> tuple[tuple[Choice, Prediction], ...]:
+    return tuple(sorted(predicted, key=lambda pair: pair[1].time_s))  # stable: equals keep their order
 
 
 def best_of(tried: Sequence[Candidate]) -> Candidate | None:

@@ -23,7 +23,7 @@ class Server:
         self._session: Any = None
 
     def configure(self, target: str) -> dict[str, str]:
-        """Import TVM, set the target (JSON text) and return versions."""
+        """Import TVM, set the target (JSON text), and return versions."""
         import json  # noqa: PLC0415
 
         import tvm  # noqa: PLC0415
@@ -67,19 +67,20 @@ class Server:
         samples, others = session.track.race(session.kernels[symbol], beside, seed, cold_b)
         return {"samples": samples, "partner": others, "yardstick_flops": session.track.yardstick()[0]}
 
-    def inspect(self, symbol: str, folder: str, stem: str) -> dict[str, Any]:
-        """Write scheduled TIR and assembly to `folder` and return sizes and the loop nest."""
-        from mapper.backends.tvm import build  # noqa: PLC0415
+    def open_store(self, folder: str) -> None:
+        """Keep built kernels in this folder, and look for them there."""
+        from mapper.backends.tvm.store import Store  # noqa: PLC0415
 
-        kernel = self._session.kernels[symbol]
-        tir, assembly = build.sources(kernel)
-        (Path(folder) / f"{stem}.tir").write_text(tir, encoding="utf-8")
-        (Path(folder) / f"{stem}.s").write_text(assembly, encoding="utf-8")
-        return {
-            "code_b": build.code_bytes(kernel),
-            "workspace_b": build.workspace_bytes(kernel),
-            "loop_nest": build.loop_nest(kernel),
-        }
+        self._session.store = Store(Path(folder))
+
+    def keep(self, symbols: Sequence[str]) -> int:
+        """Write kernels to the store; return how many are there now."""
+        return int(self._session.keep(symbols))
+
+    def inspect(self, symbol: str, folder: str, stem: str) -> Mapping[str, Any]:
+        """Write scheduled TIR and assembly to `folder` and return sizes and the loop nest."""
+        found: Mapping[str, Any] = self._session.inspect(symbol, Path(folder), stem)
+        return found
 
     def run_kernel(self, symbol: str, feeds: str, out: str, corruption: Sequence[str] | None) -> None:
         """Run one kernel on logical arrays, one packed weight spoiled on request: (local name, kind)."""

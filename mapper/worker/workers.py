@@ -1,6 +1,6 @@
 """The TVM worker as a typed object that survives the death of the process behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class TvmWorker:
         self._threads = threads
         self._target = target
         self._model: Path | None = None
+        self._store: Path | None = None
         self._groups: dict[str, tuple[GroupSpec, Path]] = {}
         self._built: dict[str, str] = {}  # symbol → IR hash, in the living child
         self._exchange = Exchange(folder)
@@ -64,6 +65,19 @@ class TvmWorker:
         """Let the child read the canonical model's constants."""
         self._model = path
         self._call("open_model", path=str(path))
+
+    def open_store(self, folder: Path) -> None:
+        """Let the child keep built kernels in `folder`, and look for them there."""
+        self._store = folder
+        self._call("open_store", folder=str(folder))
+
+    def keep(self, kernels: Iterable[tuple[str, Choice]]) -> bool:
+        """Keep the kernels of these groups and choices for other processes; say whether all could be kept."""
+        symbols = []
+        for group, choice in kernels:
+            self.build(group, choice)
+            symbols.append(kernel_symbol(group, choice))
+        return int(self._call("keep", 10.0 + len(symbols), symbols=symbols)) == len(symbols)
 
     def define(self, spec: GroupSpec, path: Path) -> None:
         """Make a group known: its spec and the file of its ONNX model."""
@@ -252,6 +266,8 @@ class TvmWorker:
         self._built = {}
         try:
             self.versions = self._child.call("configure", 120.0, target=self._target)
+            if self._store is not None:
+                self._child.call("open_store", folder=str(self._store))
             if self._model is not None:
                 self._child.call("open_model", path=str(self._model))
             for spec, path in self._groups.values():

@@ -4,7 +4,7 @@ import pytest
 
 from mapper.keys import choice_key
 from mapper.measure.journal import Journal
-from mapper.records import Candidate, Choice, Failure
+from mapper.records import Candidate, Choice, Failure, Prediction
 
 
 def candidate(rows=6, time_s=1e-3):
@@ -48,6 +48,19 @@ def test_an_outcome_is_on_disk_before_append_returns(path):
     with open_journal(path) as other:
         assert len(other) == 1
     journal.close()
+
+
+def test_predictions_are_found_with_their_times(path):
+    prediction = Prediction(
+        time_s=2e-3, compute_s=1e-3, memory_s=9e-4, overhead_s=1e-4, executed_flops=1e6, bytes_by_level={"L1": 3.0}
+    )
+    with open_journal(path) as journal:
+        journal.append(candidate(6), "g1", prediction)
+        journal.append(candidate(8), "g1")
+        journal.append(candidate(9, time_s=None), "g1", prediction)
+        assert list(journal.predicted()) == [("conv2d", prediction, 1e-3)]
+    with open_journal(path) as journal:
+        assert list(journal.predicted()) == [("conv2d", prediction, 1e-3)]
 
 
 def test_failures_are_kept(path):

@@ -203,3 +203,52 @@ def test_the_reference_is_timed_run_by_run(reference, tmp_path):
     samples = reference.run_timed("conv", 4)
     assert len(samples) == 4
     assert min(samples) > 0
+
+
+# --- kernels kept on disk ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Give a function that starts a worker with one and the same store; they are ended afterwards."""
+    started = []
+
+    def start():
+        made = TvmWorker(tmp_path / f"w{len(started)}", threads=2, target=BASELINE)
+        started.append(made)
+        made.open_store(tmp_path / "store")
+        path = tmp_path / "conv.onnx"
+        onnx.save_model(CONV.local_model, path)
+        made.define(CONV.spec, path)
+        return made
+
+    yield start
+    for made in started:
+        made.close()
+
+
+def test_a_kept_kernel_serves_the_next_process(store, tmp_path):
+    first, choice = store(), first_choice(CONV)
+    ir_hash = first.build(CONV.spec.key, choice)
+    assert first.keep([(CONV.spec.key, choice)])
+    inside = first.inspect(CONV.spec.key, choice, tmp_path, "one")
+    (known,) = (tmp_path / "store").glob("*.json")
+    known.write_text(known.read_text().replace(ir_hash, "0123456789abcdef"))
+    second = store()
+    assert second.build(CONV.spec.key, choice) == "0123456789abcdef"  # read, not compiled
+    assert_works(second, CONV)
+    assert second.inspect(CONV.spec.key, choice, tmp_path, "two") == inside
+    assert (tmp_path / "two.tir").read_bytes() == (tmp_path / "one.tir").read_bytes()
+    assert second.time_kernel(CONV.spec.key, choice, CONDITIONS)
+
+
+@pytest.mark.parametrize("part", ["json", "npz", "so"])
+def test_a_damaged_kernel_is_built_again(store, tmp_path, part):
+    first, choice = store(), first_choice(CONV)
+    ir_hash = first.build(CONV.spec.key, choice)
+    first.keep([(CONV.spec.key, choice)])
+    (damaged,) = (tmp_path / "store").glob(f"*.{part}")
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    second = store()
+    assert second.build(CONV.spec.key, choice) == ir_hash
+    assert_works(second, CONV)

@@ -27,7 +27,7 @@ class Kernel:
     spec: GroupSpec
     choice: Choice
     lowered: Lowered
-    executable: Any
+    module: Any  # of the runtime: holds the machine code under `symbol`
     ir_hash: str
 
 
@@ -41,7 +41,7 @@ def build_kernel(spec: GroupSpec, choice: Choice, lowered: Lowered, symbol: str,
         spec=spec,
         choice=choice,
         lowered=lowered,
-        executable=tvm.compile(module, target=target, tir_pipeline=PIPELINE),
+        module=tvm.compile(module, target=target, tir_pipeline=PIPELINE).mod,
         ir_hash=ir_hash,
     )
 
@@ -61,16 +61,23 @@ def arguments(kernel: Kernel, seed: int) -> list[Any]:
     return made
 
 
-def code_bytes(kernel: Kernel) -> int:
-    """Return the size of the kernel's machine code: the text sections of its ELF object, 0 for other formats."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.o"
-        kernel.executable.mod.write_to_file(str(path), "o")
-        return _text_bytes(path.read_bytes())
+def inspect(kernel: Kernel, folder: Path, stem: str) -> dict[str, Any]:
+    """Write a kernel's scheduled TIR and assembly to `folder`; return its sizes and loop nest."""
+    tir, assembly = sources(kernel)
+    (folder / f"{stem}.tir").write_text(tir, encoding="utf-8")
+    (folder / f"{stem}.s").write_text(assembly, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "kernel.o"
+        kernel.module.write_to_file(str(path), "o")
+        code_b = code_bytes(path.read_bytes())
+    return {"code_b": code_b, "workspace_b": workspace_bytes(kernel), "loop_nest": loop_nest(kernel)}
 
 
-def _text_bytes(elf: bytes) -> int:
-    """Sum the sizes of executable sections of a little-endian ELF64 object. Source: ELF-64 object file format 1.5."""
+def code_bytes(elf: bytes) -> int:
+    """Sum the sizes of executable sections of a little-endian ELF64 object, 0 for other formats.
+
+    Source: ELF-64 object file format 1.5.
+    """
     if elf[:5] != b"\x7fELF\x02":
         return 0
     table, entry, count = struct.unpack_from("<Q", elf, 0x28)[0], *struct.unpack_from("<HH", elf, 0x3A)
@@ -144,4 +151,4 @@ def _nest(sch: Any, block: Any) -> tuple[str, int]:
 
 def sources(kernel: Kernel) -> tuple[str, str]:
     """Return (scheduled TIR as TVMScript, assembly)."""
-    return kernel.lowered.module.script(), str(kernel.executable.mod.inspect_source("asm"))
+    return kernel.lowered.module.script(), str(kernel.module.inspect_source("asm"))

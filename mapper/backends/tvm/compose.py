@@ -42,7 +42,7 @@ class Composed:
     ) -> None:
         executable = relax.build(_module(program), target=target)
         for symbol in dict.fromkeys(call.symbol for call in program.calls):
-            executable.mod.import_module(kernels[symbol].executable.mod)
+            executable.mod.import_module(kernels[symbol].module)
         self._program = program
         self._machine = relax.VirtualMachine(executable.mod, tvm.cpu())
         self._weights = {name: weights[name] for name in program.weights}

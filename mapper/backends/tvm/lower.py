@@ -28,7 +28,7 @@ class LoweringError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A scheduled kernel: `module` holds one PrimFunc called `kernel`.
+    """A scheduled kernel: `module` holds one PrimFunc called `kernel`; None when only its code was kept.
 
     Its arguments are activations, weights (packed where the template packs), lifted constants, outputs; `shapes`
     and `dtypes` follow that order.

@@ -67,7 +67,7 @@ def fma_samples(target: Any, dtype: str, tasks: int, repeats: int) -> tuple[floa
 
 
 def fma_module(target: Any, tasks: int, steps: int, dtype: str = "float32") -> tuple[float, Any, list[Any]]:
-    """Return (FLOPs of one call, module with the function `probe`, its arguments): `steps` rounds in each of `tasks`."""
+    """Return (FLOPs of one call, module with the function `probe`, its arguments): `steps` rounds a task."""
     features = str(target)
     lanes = (64 if "avx512" in features else 32) // np.dtype(dtype).itemsize
     accumulators = 20 if "avx512" in features else 10

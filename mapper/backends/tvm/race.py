@@ -1,7 +1,8 @@
 """Times kernels side by side: a challenger and its partner take turns, call by call, so that both see the same machine.
 
 On a machine whose speed changes from second to second only neighbours in time compare. The partner is the best kernel
-so far; for the first kernel of a group it is a *yardstick*, register-resident multiply-adds that every thread helps with.
+so far; for the first kernel of a group it is a *yardstick*: register-resident multiply-adds that every thread helps
+with.
 """
 
 from dataclasses import dataclass, field
@@ -94,7 +95,7 @@ class Track:
             while len(self.runners) > 1:  # of a large model's kernels, arguments would fill gigabytes
                 self.runners.pop(next(iter(self.runners)))
             sets = _argument_sets(kernel, seed, cold_b)
-            self.runners[kernel.symbol] = Runner(_evaluator(kernel.executable.mod, kernel.symbol), sets)
+            self.runners[kernel.symbol] = Runner(_evaluator(kernel.module, kernel.symbol), sets)
         return self.runners[kernel.symbol]
 
 

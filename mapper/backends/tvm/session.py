@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from onnx import numpy_helper
 
 from mapper import templates
 from mapper.backends.tvm import lower as lowering
-from mapper.backends.tvm.build import Kernel, build_kernel
+from mapper.backends.tvm.build import Kernel, build_kernel, inspect
 from mapper.backends.tvm.compose import Call, Composed, Program, contiguous
 from mapper.backends.tvm.mutate import corrupt
 from mapper.backends.tvm.race import Track
+from mapper.backends.tvm.store import Store
 from mapper.keys import kernel_symbol
 from mapper.records import Choice, GroupSpec
 from mapper.templates.protocol import Packing
@@ -34,6 +36,7 @@ class Session:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     packed: dict[str, Any] = field(default_factory=dict)  # device tensors by packed name
     models: dict[str, Composed] = field(default_factory=dict)
+    store: Store | None = None
     track: Track = field(init=False)
     programs: dict[str, Program] = field(default_factory=dict)
 
@@ -52,17 +55,42 @@ class Session:
         self.groups[spec.key] = (spec, onnx.load(path))
 
     def build(self, group: str, choice: Choice) -> Kernel:
-        """Lower and compile a choice, or return the kernel that was built before.
+        """Lower and compile a choice, or return the kernel that was built before, here or in an earlier process.
 
         Raises:
             lowering.LoweringError: the choice does not become one legal kernel.
         """
         symbol = kernel_symbol(group, choice)
         if symbol not in self.kernels:
-            spec, model = self.groups[group]
-            lowered = lowering.lower(spec, model, choice, templates.by_name(choice.template))
-            self.kernels[symbol] = build_kernel(spec, choice, lowered, symbol, self.target)
+            spec, _ = self.groups[group]
+            kept = self.store.load(symbol, spec, choice) if self.store is not None else None
+            self.kernels[symbol] = kept or self._compile(group, choice, symbol)
         return self.kernels[symbol]
+
+    def keep(self, symbols: Sequence[str]) -> int:
+        """Write kernels to the store; return how many are there now."""
+        if self.store is None:
+            return 0
+        kept = 0
+        for symbol in symbols:
+            kernel = self.kernels[symbol]
+            kept += kernel.lowered.module is None or self.store.keep(kernel)
+        return kept
+
+    def inspect(self, symbol: str, folder: Path, stem: str) -> Mapping[str, Any]:
+        """Write a kernel's scheduled TIR and assembly to `folder`; return its sizes and loop nest."""
+        found = self.store.inspection(symbol, folder, stem) if self.store is not None else None
+        if found is not None:
+            return found
+        kernel = self.kernels[symbol]
+        if kernel.lowered.module is None:
+            kernel = self._compile(kernel.spec.key, kernel.choice, symbol)
+        return inspect(kernel, folder, stem)
+
+    def _compile(self, group: str, choice: Choice, symbol: str) -> Kernel:
+        spec, model = self.groups[group]
+        lowered = lowering.lower(spec, model, choice, templates.by_name(choice.template))
+        return build_kernel(spec, choice, lowered, symbol, self.target)
 
     def forget(self, symbols: Sequence[str]) -> None:
         """Drop kernels that lost, with their code."""
@@ -89,7 +117,7 @@ class Session:
         shapes = zip(kernel.lowered.shapes[count:], kernel.lowered.dtypes[count:], strict=True)
         tensors = [tvm.runtime.tensor(contiguous(array)) for array in arrays]
         tensors += [tvm.runtime.tensor(_poison(shape, dtype)) for shape, dtype in shapes]
-        kernel.executable[symbol](*tensors)
+        kernel.module[symbol](*tensors)
         layouts = _layouts(kernel, spec.outputs, len(spec.inputs))
         return {
             name: to_logical(tensor.numpy(), layout)
