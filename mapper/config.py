@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 
+STRATEGIES = ("constructed", "metaschedule", "exhaustive", "random")  # the default first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """How much a search may spend: `trials` measured candidates or `seconds` of wall clock; None for no such limit.

@@ -11,7 +11,7 @@ from mapper.cli.params import budget as budget_type
 from mapper.cli.params import dim as dim_type
 from mapper.cli.params import shape as shape_type
 from mapper.cli.progress import make_progress
-from mapper.config import Budget, ExploreRequest
+from mapper.config import STRATEGIES, Budget, ExploreRequest
 from mapper.report.sheet import sheet_bytes
 from mapper.report.terminal import render_sheet
 
@@ -48,6 +48,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(1, 4096), help="Threads to map for. [what this process may use]")
 @click.option("--target", metavar="T", help="Compilation target, as TVM writes it. [this machine]")
 @click.option("--schedules", type=_FILE, metavar="FILE", help="Start from this schedule file.")
+@click.option(
+    "--strategy", type=click.Choice(STRATEGIES), default=STRATEGIES[0], show_default=True, help="How to search tiles."
+)
 @click.option("--resume", is_flag=True, help="Go on with an interrupted search: the budget counts its trials.")
 @click.option("--fresh", is_flag=True, help="Measure everything anew, whatever earlier runs have measured.")
 @click.option("--only", multiple=True, metavar="NODE|KERNEL", help="Search this node or kernel only; repeatable.")
@@ -67,6 +70,7 @@ def command(  # noqa: PLR0913 - one parameter a flag, as click has it
     threads: int | None,
     target: str | None,
     schedules: Path | None,
+    strategy: str,
     resume: bool,
     fresh: bool,
     only: tuple[str, ...],
@@ -89,6 +93,7 @@ def command(  # noqa: PLR0913 - one parameter a flag, as click has it
         threads=threads,
         target=target,
         schedules=schedules,
+        strategy=strategy,
         resume=resume,
         fresh=fresh,
         only=only,

@@ -16,10 +16,11 @@ from mapper.flows.remembered import FinishedSearches, open_journal
 from mapper.flows.run import Run, open_run
 from mapper.flows.searching import Search
 from mapper.flows.writing import Outcome, write_results
-from mapper.records import MappingSheet, ScheduleFile
+from mapper.records import Candidate, Choice, MappingSheet, ScheduleFile
 from mapper.report.schedule import read_schedule
 from mapper.search import strategies
 from mapper.search.space import Space
+from mapper.worker.client import ChildFailureError
 
 
 def explore(request: ExploreRequest, progress: Progress) -> MappingSheet:
@@ -51,6 +52,19 @@ def explore(request: ExploreRequest, progress: Progress) -> MappingSheet:
         return write_results(run, outcome)
 
 
+def _traces(run: Run) -> strategies.Source:
+    """Return where MetaSchedule's choices come from: the worker, which runs it on the group's own TensorIR."""
+
+    def propose(space: Space, tried: tuple[Candidate, ...]) -> Sequence[Choice]:
+        try:
+            return run.worker.propose_traces((space.spec.key, space.layouts), tried, run.request.seed)
+        except ChildFailureError as error:
+            run.warnings.append(f"metaschedule found nothing for {space.spec.name}: {error.reason}")
+            return ()
+
+    return propose
+
+
 def _drafts(run: Run, schedule: ScheduleFile | None) -> list[Draft]:
     """Return the mappings to explore; a replayed schedule is the only one when nothing may be searched."""
     drafts, warnings = make_drafts(run.prepared, run.worker, schedule)
@@ -72,7 +86,7 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
         search = Search(
             worker=run.worker,
             journal=journal,
-            strategy=strategies.by_name(request.strategy, request.seed),
+            strategy=strategies.by_name(request.strategy, request.seed, _traces(run)),
             machine=run.model,
             spaces=dict(spaces),
             progress=run.progress,

@@ -19,7 +19,7 @@ from mapper.worker.client import ChildFailureError
 from mapper.worker.reference import ReferenceWorker
 from mapper.worker.workers import Conditions, TvmWorker
 
-COLD_CACHES = 4  # this many times the private caches pass between two calls of a kernel, or the model's weights if less
+MOST_COLD_B = 128 << 20  # weights of a larger model are as cold as these: no private cache holds them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,11 +47,10 @@ class Run:
         graph = self.prepared.graph
         weights = [graph.tensors[name] for name in graph.weights]
         weights_b = sum(element_bytes(spec) * prod(spec.shape) for spec in weights)
-        private_b = self.model.cache_b.get("L2", 0) * self.model.threads
         return Conditions(
             seed=self.request.seed,
             flops_per_s=self.model.flops_per_s_n,
-            cold_b=min(weights_b, COLD_CACHES * private_b),
+            cold_b=min(weights_b, MOST_COLD_B),
         )
 
 

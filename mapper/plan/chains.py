@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from mapper.plan.group import Uses
-from mapper.records import Operator
+from mapper.records import Operator, OperatorGraph
 
 # A kernel of thousands of element-wise operators would exhaust a compiler's recursion.
 MAX_GROUP_OPERATORS = 32
@@ -44,6 +44,9 @@ MOVEMENT = words(
 )
 # Movement that only re-indexes one tensor: a chain of these is one copy.
 REINDEXING = words("Flatten Reshape Slice Squeeze Transpose Unsqueeze")
+# Anchors that write whole rows, whatever the shape of what is above a row: they take views along.
+ROW_ANCHORS = words("Gemm LayerNormalization MatMul")
+_VIEWS = words("Flatten Reshape Squeeze Unsqueeze")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class Growth:
     uses: Uses
     owner: dict[int, int] = field(default_factory=dict)  # operator → first operator of its group
     members: dict[int, list[int]] = field(default_factory=dict)
+    row_seeds: set[int] = field(default_factory=set)  # seeds of groups that write whole rows
+    complete: set[int] = field(default_factory=set)  # seeds of groups that take nothing more
     rejected: list[str] = field(default_factory=list)
 
     def start(self, seed: int) -> None:
@@ -87,15 +92,23 @@ def is_reindexing(operator: Operator) -> bool:
     return is_movement(operator) and operator.op_type in REINDEXING
 
 
+def keeps_rows(graph: OperatorGraph, operator: Operator) -> bool:
+    """Say whether the operator gives its input's elements in their order, in rows of the same length."""
+    if operator.domain or operator.op_type not in _VIEWS or len(operator.outputs) != 1:
+        return False
+    return graph.tensors[operator.inputs[0]].shape[-1:] == graph.tensors[operator.outputs[0]].shape[-1:] != ()
+
+
 def grow_forward(growth: Growth, seed: int) -> None:
     """Let the group that began with the single-output operator `seed` take the longest legal chain after it.
 
-    A chain that began with re-indexing also takes the re-indexing operators on its way.
+    A chain that began with re-indexing also takes the re-indexing operators on its way; one that writes whole rows
+    takes those that keep rows.
     """
     first = growth.uses.graph.operators[seed]
     tip = first.outputs[0]
     while tip not in growth.uses.visible:
-        next_copy = _reindexing_after(growth, seed, tip) if is_reindexing(first) else None
+        next_copy = _movement_after(growth, seed, tip)
         if next_copy is not None:
             growth.take(seed, (next_copy,))
             tip = growth.uses.graph.operators[next_copy].outputs[0]
@@ -111,7 +124,8 @@ def grow_forward(growth: Growth, seed: int) -> None:
 def grow_backward(growth: Growth, seed: int) -> None:
     """Let a group take the free element-wise operators that only it reads, all at the shape they are read at.
 
-    Candidates are visited from the last operator to the first: all readers of one are decided before it is.
+    A group that writes whole rows also takes the views between them. Candidates are visited from the last operator to
+    the first: all readers of one are decided before it is.
     """
     uses = growth.uses
     candidates: list[int] = []
@@ -119,7 +133,7 @@ def grow_backward(growth: Growth, seed: int) -> None:
     inside = set(growth.members[seed])
 
     def offer(reader: int) -> None:
-        for name in _prologue_inputs(uses.graph.operators[reader]):
+        for name in _prologue_inputs(uses.graph, uses.graph.operators[reader]):
             index = uses.producer.get(name)
             if index is not None and index not in seen and index not in growth.owner:
                 seen.add(index)
@@ -129,19 +143,37 @@ def grow_backward(growth: Growth, seed: int) -> None:
         offer(member)
     while candidates and len(inside) < MAX_GROUP_OPERATORS:
         index = -heappop(candidates)
-        if _is_private(uses, index, inside):
+        if _is_private(uses, index, inside, with_views=_writes_rows(growth, seed)):
             growth.take(seed, (index,))
             inside.add(index)
             offer(index)
 
 
-def _reindexing_after(growth: Growth, seed: int, tip: str) -> int | None:
-    """Return the free re-indexing operator that alone reads `tip`, if that is what follows."""
+def _movement_after(growth: Growth, seed: int, tip: str) -> int | None:
+    """Return the free operator that alone reads `tip` and moves it in a way that this group can take along."""
+    graph = growth.uses.graph
     readers = growth.uses.consumers.get(tip, ())
     if len(readers) != 1 or readers[0] in growth.owner or len(growth.members[seed]) >= MAX_GROUP_OPERATORS:
         return None
-    operator = growth.uses.graph.operators[readers[0]]
-    return operator.index if is_reindexing(operator) and operator.inputs[0] == tip else None
+    operator = graph.operators[readers[0]]
+    is_taken = is_reindexing(graph.operators[seed]) and is_reindexing(operator)
+    is_taken = is_taken or (_writes_rows(growth, seed) and _is_free_view(graph, graph.operators[seed], operator))
+    return operator.index if is_taken and operator.inputs[0] == tip else None
+
+
+def _is_free_view(graph: OperatorGraph, first: Operator, view: Operator) -> bool:
+    """Say whether a group that `first` began can write through the view: matrices of a batch cannot be regrouped."""
+    if not keeps_rows(graph, view):
+        return False
+    is_batched = first.op_type == "MatMul" and len(graph.tensors[first.inputs[1]].shape) > 2
+    shapes = (graph.tensors[name].shape for name in (view.inputs[0], view.outputs[0]))
+    before, after = ([extent for extent in shape if extent > 1] for shape in shapes)
+    return before == after or not is_batched
+
+
+def _writes_rows(growth: Growth, seed: int) -> bool:
+    first = growth.uses.graph.operators[seed]
+    return seed in growth.row_seeds or (not first.domain and first.op_type in ROW_ANCHORS)
 
 
 def _region_after(growth: Growth, tip: str, room: int) -> Sequence[int] | str:
@@ -191,16 +223,17 @@ def _why_not(growth: Growth, operator: Operator, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def _is_private(uses: Uses, index: int, inside: set[int]) -> bool:
-    """Say whether an operator is element-wise and read by the group alone, each time at its own shape."""
+def _is_private(uses: Uses, index: int, inside: set[int], *, with_views: bool) -> bool:
+    """Say whether an operator is element-wise (or a view) and read by the group alone, each time at its own shape."""
     operator = uses.graph.operators[index]
-    if not is_elementwise(operator) or operator.outputs[0] in uses.visible:
+    is_taken = is_elementwise(operator) or (with_views and keeps_rows(uses.graph, operator))
+    if not is_taken or operator.outputs[0] in uses.visible:
         return False
     output = operator.outputs[0]
     shape = uses.graph.tensors[output].shape
     for reader in uses.consumers.get(output, ()):
         other = uses.graph.operators[reader]
-        if reader not in inside or output not in _prologue_inputs(other):
+        if reader not in inside or output not in _prologue_inputs(uses.graph, other):
             return False
         if is_elementwise(other) and uses.graph.tensors[other.outputs[0]].shape != shape:
             return False
@@ -209,9 +242,11 @@ def _is_private(uses: Uses, index: int, inside: set[int]) -> bool:
     return True
 
 
-def _prologue_inputs(operator: Operator) -> tuple[str, ...]:
+def _prologue_inputs(graph: OperatorGraph, operator: Operator) -> tuple[str, ...]:
     if is_elementwise(operator):
         return operator.inputs
+    if keeps_rows(graph, operator):
+        return operator.inputs[:1]
     if is_anchor(operator):
         return tuple(operator.inputs[at] for at in ANCHORS[operator.op_type] if at < len(operator.inputs))
     return ()

@@ -17,6 +17,7 @@ from mapper.plan.chains import (
 )
 from mapper.plan.group import Uses, make_group, unique_names
 from mapper.plan.legality import check_plan, is_connected, quotient
+from mapper.plan.regions import attention_regions, row_regions
 from mapper.records import FusionPlan, Operator, OperatorGraph
 
 __all__ = ["check_plan", "conservative", "epilogue_chains", "from_partition", "group_taps", "unfused"]
@@ -33,14 +34,16 @@ def unfused(graph: OperatorGraph) -> FusionPlan:
 def epilogue_chains(graph: OperatorGraph, boundaries: frozenset[str]) -> FusionPlan:
     """Return our own plan: longest legal element-wise epilogues, then prologues, around every compute operator.
 
+    0. Attention, and normalisations written out as operators, are begun as whole regions: see `regions.py`.
     1. Every convolution, matrix product, pooling, reduction and normalisation takes the longest chain of element-wise
        operators after it: same shape, nothing else reads in between. Diamonds such as x * sigmoid(x) count as one link.
     2. It then takes the element-wise operators before it that nobody else reads.
     3. Movement operators take element-wise chains after them; those that re-index one tensor (Reshape, Transpose,
        Slice, …) take one another too: a channel shuffle is one copy.
+       Products and normalisations take reshapes that keep rows whole.
     4. What is left of the element-wise operators fuses into the longest chains among themselves.
 
-    Softmax, operators with several outputs and unknown ones stay alone. `boundaries` are tensors that stay visible
+    Operators with several outputs and unknown ones stay alone. `boundaries` are tensors that stay visible
     besides the graph's outputs. Of two operators that could take the same one, the later does: the other operand of a
     residual addition is then ready.
     """
@@ -48,7 +51,7 @@ def epilogue_chains(graph: OperatorGraph, boundaries: frozenset[str]) -> FusionP
 
 
 def conservative(graph: OperatorGraph, boundaries: frozenset[str]) -> FusionPlan:
-    """Return the plan of `epilogue_chains` without step 2: nothing is computed before a reduction that re-reads it."""
+    """Return the plan of `epilogue_chains` without attention and step 2: no reduction re-reads what it computes."""
     return _grown(graph, boundaries, "conservative", with_prologues=False)
 
 
@@ -131,19 +134,34 @@ def _squashed(uses: Uses, operator: Operator | None) -> str | None:
 def _grown(graph: OperatorGraph, boundaries: frozenset[str], label: str, *, with_prologues: bool) -> FusionPlan:
     uses = Uses(graph=graph, boundaries=boundaries)
     growth = Growth(uses=uses)
+    _start_regions(growth, with_attention=with_prologues)
     for operator in graph.operators:
-        if not is_elementwise(operator) and not is_reindexing(operator):
+        if operator.index not in growth.owner and not is_elementwise(operator) and not is_reindexing(operator):
             growth.start(operator.index)
     _grow_anchors(growth, with_prologues=with_prologues)
     for operator in reversed(graph.operators):
-        if is_movement(operator) and not is_reindexing(operator):
+        if is_movement(operator) and not is_reindexing(operator) and operator.index in growth.members:
             grow_forward(growth, operator.index)
     _grow_rest(growth)
     return _plan(uses, growth.members.values(), label, growth.rejected)
 
 
+def _start_regions(growth: Growth, *, with_attention: bool) -> None:
+    """Begin the groups that are whole regions; one that would share an operator with another is left out."""
+    rows = row_regions(growth.uses)
+    whole = attention_regions(growth.uses) if with_attention else []
+    for *others, last in (*whole, *rows):
+        if growth.owner.keys().isdisjoint((*others, last)):
+            growth.start(last)
+            growth.take(last, others)
+    growth.complete.update(region[-1] for region in whole)
+    growth.row_seeds.update(region[-1] for region in rows if region[-1] in growth.members)
+
+
 def _grow_anchors(growth: Growth, *, with_prologues: bool) -> None:
-    anchors = [operator.index for operator in growth.uses.graph.operators if is_anchor(operator)]
+    operators = growth.uses.graph.operators
+    seeds = sorted(growth.members.keys() - growth.complete)
+    anchors = [seed for seed in seeds if is_anchor(operators[seed]) or seed in growth.row_seeds]
     for index in reversed(anchors):
         grow_forward(growth, index)
     if with_prologues:

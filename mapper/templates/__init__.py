@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mapper.errors import BadInputError
 from mapper.records import GroupSpec
-from mapper.templates import conv2d, convtranspose, depthwise, generic, matmul, rowwise
+from mapper.templates import attention, conv2d, convtranspose, depthwise, generic, matmul, metaschedule, rowwise
 from mapper.templates.protocol import Template
 
 ALL: tuple[Template, ...] = (
@@ -12,11 +12,12 @@ ALL: tuple[Template, ...] = (
     depthwise.TEMPLATE,
     convtranspose.TEMPLATE,
     matmul.TEMPLATE,
+    attention.TEMPLATE,
     rowwise.TEMPLATE,
     generic.TEMPLATE,
 )
-_COMPUTE = frozenset({"conv2d", "winograd", "depthwise", "separable", "convtranspose", "matmul"})
-_BY_NAME: Mapping[str, Template] = {template.name: template for template in ALL}
+_COMPUTE = frozenset({"conv2d", "winograd", "depthwise", "separable", "convtranspose", "matmul", "attention"})
+_BY_NAME: Mapping[str, Template] = {template.name: template for template in (*ALL, metaschedule.TEMPLATE)}
 
 
 def template_for(spec: GroupSpec) -> Template:

@@ -7,12 +7,14 @@ scalars that one step broadcasts lie side by side.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from mapper.records import Choice, GroupSpec, MachineModel, Prediction
-from mapper.templates import moves
+from mapper.records import Choice, GroupSpec, MachineModel, Operator, Prediction
+from mapper.templates import moves, views
+from mapper.templates.matmulstages import OP_TYPES, STAGE_NONE, STAGE_TASK, matmul_shape, product
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
     FLOAT32_B,
@@ -22,7 +24,6 @@ from mapper.templates.tiles import (
     divisors,
     fma_efficiency,
     integers,
-    keeps_shape,
     lanes_for,
     require,
     require_counts,
@@ -34,53 +35,9 @@ from mapper.templates.tiles import (
     tail_efficiency,
 )
 
-OP_TYPES = frozenset({"MatMul", "Gemm"})
 FIELDS = ("v", "vb", "rm", "tm", "tc", "stage")
-STAGE_NONE, STAGE_TASK = 0, 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulShape:
-    """A product as numbers: batch × (m, k) · (k, n)."""
-
-    batch: tuple[int, ...]
-    m: int
-    n: int
-    k: int
-    trans_a: bool
-    trans_b: bool
-    alpha: float
-    beta: float
-    b_is_constant: bool
-    b_is_batched: bool
-
-    @property
-    def batch_size(self) -> int:
-        """Number of products."""
-        return int(np.prod(self.batch)) if self.batch else 1
-
-
-def matmul_shape(spec: GroupSpec) -> MatmulShape:
-    """Read the shape of the group's anchor product."""
-    anchor = anchor_of(spec, OP_TYPES)
-    a, b = (spec.tensors[name].shape for name in anchor.inputs[:2])
-    trans_a, trans_b = (bool(anchor.attributes.get(name, 0)) for name in ("transA", "transB"))
-    return MatmulShape(
-        batch=tuple(a[:-2]),
-        m=a[-1] if trans_a else a[-2],
-        k=a[-2] if trans_a else a[-1],
-        n=b[-2] if trans_b else b[-1],
-        trans_a=trans_a,
-        trans_b=trans_b,
-        alpha=_float(anchor.attributes.get("alpha", 1.0)),
-        beta=_float(anchor.attributes.get("beta", 1.0)),
-        b_is_constant=anchor.inputs[1] in spec.weights,
-        b_is_batched=len(b) > 2,
-    )
-
-
-def _float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 1.0
+STAGING = 16.0  # FLOPs' worth of copying one element of A, which comes row by row, beside those of other rows
+CROWDING = 0.5  # how much loads of A and B hold up multiply-adds, although ports are free: square tiles do best
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +49,7 @@ class Matmul:
     def matches(self, spec: GroupSpec) -> bool:
         """Take float32 products whose B is a matrix or has A's own batch dimensions."""
         anchor = sole_operator(spec, OP_TYPES)
-        if anchor is None or not keeps_shape(spec, anchor):
+        if anchor is None or not _keeps_rows(spec, anchor):
             return False
         a, b = (spec.tensors[name] for name in anchor.inputs[:2])
         if a.dtype != "float32" or len(a.shape) < 2 or len(b.shape) < 2:
@@ -104,7 +61,6 @@ class Matmul:
         """Enumerate register tiles that fit the registers, at each task grain, A staged or not."""
         shape = matmul_shape(spec)
         lanes = lanes_for(shape.n, machine)
-        has_prologue = anchor_of(spec, OP_TYPES).inputs[0] not in spec.inputs
         found = []
         for vectors in (1, 2, 3, 4, 6, 8):
             vb = vectors * lanes
@@ -113,7 +69,7 @@ class Matmul:
             blocks = ceil_div(shape.n, vb)
             for rm in _rows(shape.m, (machine.vector_registers - vectors - 1) // vectors):
                 tiles = ceil_div(shape.m, rm)
-                stages = [STAGE_TASK] if has_prologue or shape.m % rm else [STAGE_NONE, STAGE_TASK]
+                stages = [STAGE_TASK] if _computes_a(spec) or shape.m % rm else [STAGE_NONE, STAGE_TASK]
                 for tm in divisors(tiles, 16)[:4]:
                     for tc in sorted({1, *divisors(blocks)[:3], blocks}):
                         if shape.batch_size * (tiles // tm) * (blocks // tc) < min(machine.threads, tiles * blocks):
@@ -146,17 +102,19 @@ class Matmul:
             tasks, machine.threads
         )
         efficiency *= 1 - 4.0 / (shape.k + 4.0)
-        b_bytes = FLOAT32_B * shape.k * columns * (shape.batch_size if shape.b_is_batched else 1)
+        efficiency /= 1 + CROWDING * (1 / t["rm"] + t["v"] / t["vb"])
+        b_bytes = FLOAT32_B * shape.k * columns * shape.batch_size
         traffic = boundary_traffic(spec, machine)
         level = resident_level(b_bytes, machine)
-        sweeps = shape.batch_size * (rows // t["rm"] // t["tm"]) / (shape.batch_size if shape.b_is_batched else 1)
+        sweeps = rows // t["rm"] // t["tm"]
         traffic[level] = traffic.get(level, 0.0) + b_bytes * sweeps
         block_b = FLOAT32_B * t["vb"] * shape.k
         inner = "L1" if block_b <= machine.cache_b["L1"] / 2 else "L2"
         traffic[inner] = traffic.get(inner, 0.0) + executed * FLOAT32_B * (1 / t["rm"] + 1 / t["vb"]) / 2
         if t["stage"] == STAGE_TASK:
-            staged_b = 2.0 * FLOAT32_B * shape.batch_size * rows * shape.k * (columns // t["vb"] // t["tc"])
-            traffic["L2"] = traffic.get("L2", 0.0) + staged_b
+            staged = float(shape.batch_size * rows * shape.k * (columns // t["vb"] // t["tc"]))
+            traffic["L2"] = traffic.get("L2", 0.0) + 2.0 * FLOAT32_B * staged
+            efficiency *= executed / (executed + STAGING * staged)
         launches = 1 if shape.b_is_constant else 2
         return roof(machine, executed_flops=executed, efficiency=efficiency, traffic_b=traffic, launches=launches)
 
@@ -180,9 +138,9 @@ class Matmul:
 
         def convert(builder: Any, inputs: list[Any], _attributes: Mapping[str, Any]) -> Any:
             tensors = [item for item in inputs[:3] if item is not None]
-            return builder.emit_te(lambda *args: _stages(shape, tile, *args), *tensors, primfunc_name_hint="matmul")
+            return builder.emit_te(lambda *args: product(shape, tile, *args), *tensors, primfunc_name_hint="matmul")
 
-        return {anchor_of(spec, OP_TYPES).index: convert}
+        return {**views.converters(spec), anchor_of(spec, OP_TYPES).index: convert}
 
     def apply(self, sch: Any, spec: GroupSpec, choice: Choice) -> None:
         """Tile, stage, vectorize and parallelize as the tile says."""
@@ -191,6 +149,7 @@ class Matmul:
         packed = [] if shape.b_is_constant else ["bpack"]
         moves.inline_all(sch, frozenset({"acc", *staged, *packed}))
         acc, out = sch.get_sblock("acc"), moves.output_block(sch)
+        views.undo(sch, out, spec.tensors[spec.outputs[0]].shape, (*shape.batch, shape.m, shape.n))
         *batch, m, nb, v, k = sch.get_loops(acc)
         mo, mi, mr = sch.split(m, [None, t["tm"], t["rm"]])
         no, nc = sch.split(nb, [None, t["tc"]])
@@ -212,95 +171,30 @@ class Matmul:
         sch.decompose_reduction(acc, k)
 
 
+def _keeps_rows(spec: GroupSpec, anchor: Operator) -> bool:
+    """Say whether the group has one output, of the anchor's rows in their order; what is above a row may be viewed."""
+    if len(spec.outputs) != 1:
+        return False
+    found, wanted = (spec.tensors[name].shape for name in (spec.outputs[0], anchor.outputs[0]))
+    if found == wanted:
+        return True
+    if len(spec.tensors[anchor.inputs[1]].shape) > 2 and not views.are_alike(found, wanted):
+        return False
+    after = [operator for operator in spec.operators if operator.index >= anchor.index]
+    shapes = [spec.tensors[operator.outputs[0]].shape for operator in after]
+    is_in_order = all(operator.op_type != "Transpose" for operator in after)
+    return is_in_order and all(shape[-1:] == wanted[-1:] and prod(shape) == prod(wanted) for shape in shapes)
+
+
+def _computes_a(spec: GroupSpec) -> bool:
+    """Say whether the group computes A's elements; a view of an argument is read in place."""
+    return views.source_of(spec, anchor_of(spec, OP_TYPES).inputs[0]) not in spec.inputs
+
+
 def _rows(m: int, room: int) -> list[int]:
     """Return register row counts: the largest that waste little, most rows first."""
     found = [rm for rm in range(1, min(m, max(room, 1)) + 1) if round_up(m, rm) <= 1.15 * m]
     return sorted(found, key=lambda rm: -rm * m / round_up(m, rm))[:4] or [1]
-
-
-def _stages(shape: MatmulShape, t: Mapping[str, int], a: Any, b: Any, c: Any = None) -> Any:
-    """Return the product as tensor expressions: `astage`, `bpack`, `acc`, `matmul_out`."""
-    from tvm import te  # noqa: PLC0415 TVM only where a worker runs it
-
-    vb, rm = t["vb"], t["rm"]
-    rows, blocks = round_up(shape.m, rm), ceil_div(shape.n, vb)
-    k = te.reduce_axis((0, shape.k), "k")
-    astage = _staged_a(shape, rm, a) if t["stage"] == STAGE_TASK else None
-    bpack = b if shape.b_is_constant else _packed_b(shape, vb, b)
-
-    def left(batch: tuple[Any, ...], m: Any) -> Any:
-        return _read_a(shape, a, batch, m, k) if astage is None else astage[(*batch, m // rm, k, m % rm)]
-
-    def product(*index: Any) -> Any:
-        *batch, m, nb, v = index
-        lead = tuple(batch) if shape.b_is_batched else ()
-        return te.sum(left(tuple(batch), m) * bpack[(*lead, nb, k, v)], axis=k)
-
-    acc = te.compute((*shape.batch, rows, blocks, vb), product, name="acc")
-
-    def out(*index: Any) -> Any:
-        *batch, m, n = index
-        return _scaled(shape, acc[(*batch, m, n // vb, n % vb)], c, (*batch, m, n))
-
-    return te.compute((*shape.batch, shape.m, shape.n), out, name="matmul_out")
-
-
-def _read_a(shape: MatmulShape, a: Any, batch: tuple[Any, ...], row: Any, column: Any) -> Any:
-    return a[(*batch, column, row)] if shape.trans_a else a[(*batch, row, column)]
-
-
-def _staged_a(shape: MatmulShape, rm: int, a: Any) -> Any:
-    """Return A as (batch…, m/rm, k, rm), rows past the end zero."""
-    from tvm import te, tirx  # noqa: PLC0415
-
-    def stage(*index: Any) -> Any:
-        *batch, mo, kk, r = index
-        row = mo * rm + r
-        value = _read_a(shape, a, tuple(batch), row, kk)
-        if shape.m % rm == 0:
-            return value
-        return tirx.if_then_else(row < shape.m, value, tirx.const(0.0, a.dtype))
-
-    return te.compute((*shape.batch, ceil_div(shape.m, rm), shape.k, rm), stage, name="astage")
-
-
-def _packed_b(shape: MatmulShape, vb: int, b: Any) -> Any:
-    """Return B as (batch…, n/vb, k, vb), columns past the end zero."""
-    from tvm import te, tirx  # noqa: PLC0415
-
-    def pack(*index: Any) -> Any:
-        *batch, nb, kk, v = index
-        column = nb * vb + v
-        value = b[(*batch, column, kk)] if shape.trans_b else b[(*batch, kk, column)]
-        if shape.n % vb == 0:
-            return value
-        return tirx.if_then_else(column < shape.n, value, tirx.const(0.0, b.dtype))
-
-    lead = shape.batch if shape.b_is_batched else ()
-    return te.compute((*lead, ceil_div(shape.n, vb), shape.k, vb), pack, name="bpack")
-
-
-def _scaled(shape: MatmulShape, value: Any, c: Any, index: tuple[Any, ...]) -> Any:
-    """Return alpha · value + beta · C at `index`, as Gemm says."""
-    from tvm import tirx  # noqa: PLC0415
-
-    if shape.alpha != 1.0:
-        value = value * tirx.const(shape.alpha, "float32")
-    if c is None or shape.beta == 0.0:
-        return value
-    addend = _broadcast(c, index)
-    return value + (addend if shape.beta == 1.0 else addend * tirx.const(shape.beta, "float32"))
-
-
-def _broadcast(tensor: Any, index: tuple[Any, ...]) -> Any:
-    """Read `tensor` at `index` with numpy's broadcasting from the right."""
-    rank = len(tensor.shape)
-    tail = index[len(index) - rank :]
-    return (
-        tensor[tuple(0 if int(size) == 1 else i for size, i in zip(tensor.shape, tail, strict=True))]
-        if rank
-        else tensor()
-    )
 
 
 TEMPLATE = Matmul()

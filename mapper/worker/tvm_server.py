@@ -60,6 +60,18 @@ class Server:
             ) from error
         return str(kernel.ir_hash)
 
+    def propose_traces(
+        self, group: str, layouts: Sequence[str], outcomes: Mapping[str, float | None], seed: int
+    ) -> list[str]:
+        """Ask MetaSchedule for the next schedules of a group; outcomes are seconds by trace, None for failures."""
+        from mapper.backends.tvm.lower import LoweringError  # noqa: PLC0415
+
+        try:
+            found: list[str] = self._session.propose_traces(group, tuple(layouts), outcomes, seed)
+        except LoweringError as error:
+            raise wire.RefusalError("lower", str(error)) from error
+        return found
+
     def race(self, symbol: str, partner: str | None, seed: int, cold_b: int) -> dict[str, Any]:
         """Time a kernel in turns with another, or with the yardstick."""
         session = self._session

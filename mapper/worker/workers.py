@@ -10,12 +10,14 @@ import numpy as np
 
 from mapper.keys import choice_json, choice_key, kernel_symbol
 from mapper.records import Candidate, Choice, Failure, FusionPlan, GroupSpec
+from mapper.templates import metaschedule
 from mapper.worker.client import Child, ChildFailureError
 from mapper.worker.exchange import Array, Exchange, load_arrays, load_outputs, save_arrays, write_feeds
 
 BUILD_TIMEOUT_S = 30.0  # a kernel takes about 0.1 s; one that takes longer than this is no candidate
 RUN_TIMEOUT_S = 60.0
 COMPOSE_TIMEOUT_S = 120.0
+PROPOSE_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,16 @@ class TvmWorker:
         if best is not None and best.time_s is not None:
             nominal_s = best.time_s
         return [sample * nominal_s / other for sample, other in zip(answer["samples"], answer["partner"], strict=True)]
+
+    def propose_traces(self, space: tuple[str, tuple[str, ...]], tried: Sequence[Candidate], seed: int) -> list[Choice]:
+        """Return MetaSchedule's next choices for a group and layouts, none once it has nothing new."""
+        group, layouts = space
+        traced = [candidate for candidate in tried if candidate.choice.template == metaschedule.NAME]
+        outcomes = {str(candidate.choice.tile["trace"]): candidate.time_s for candidate in traced}
+        found = self._call(
+            "propose_traces", PROPOSE_TIMEOUT_S, group=group, layouts=list(layouts), outcomes=outcomes, seed=seed
+        )
+        return [metaschedule.trace_choice(layouts, trace) for trace in found]
 
     def forget(self, group: str, choices: Sequence[Choice]) -> None:
         """Drop kernels that lost."""

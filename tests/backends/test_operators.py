@@ -155,6 +155,7 @@ ROWS = {
     "sum of rows",
     "maximum of rows",
     "mean of squares of rows",
+    "layer normalization",
 }
 POSITIVE = {
     "log": one("Log", (3, 5)),

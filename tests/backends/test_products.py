@@ -1,5 +1,6 @@
 """Kernels of the matmul template compute what ONNX says."""
 
+import numpy as np
 import pytest
 from small_groups import AVX512, NEON, RELU, SILU, case, constant, matmul
 
@@ -14,6 +15,12 @@ def gemm(a, b, c=(), *, held=("w", "c"), tail=(), **attributes):
     node = ("Gemm", "x w c" if c else "x w", "t" if tail else "y", attributes)
     return case([node, *tail], {"x": a, **taken}, constants)
 
+
+def view(source, result, shape):
+    return ("Reshape", f"{source} {shape}", result, {})
+
+
+SHAPES = [constant("rows", [16, 24], np.int64), constant("deep", [2, 8, 20], np.int64)]
 
 CASES = {
     "square": matmul((16, 16), (16, 16)),
@@ -36,6 +43,37 @@ CASES = {
     ),
     "after a sum": case(
         [("Add", "x b", "h", {}), ("MatMul", "h w", "y", {})], {"x": (6, 9)}, [("b", (9,)), ("w", (9, 20))]
+    ),
+    "views around it": case(
+        [view("x", "a", "rows"), ("Gemm", "a w", "t", {}), view("t", "y", "deep")],
+        {"x": (2, 8, 24)},
+        [("w", (24, 20)), *SHAPES],
+    ),
+    "views of extent 1 and gelu": case(
+        [
+            *(view("x", "a", "rows"), ("Gemm", "a w b", "t", {}), view("t", "u", "one")),
+            *(("Div", "u root", "d", {}), ("Erf", "d", "e", {}), ("Mul", "u e", "g", {}), view("g", "y", "back")),
+        ],
+        {"x": (1, 16, 24)},
+        [
+            *(("w", (24, 20)), ("b", (20,)), SHAPES[0], constant("root", 2**0.5)),
+            *(constant("one", [1, 16, 20], np.int64), constant("back", [16, 20], np.int64)),
+        ],
+    ),
+    "a view of a sum before it": case(
+        [("Add", "x b", "h", {}), view("h", "a", "rows"), ("Gemm", "a w", "y", {})],
+        {"x": (2, 8, 24)},
+        [("w", (24, 20)), ("b", (24,)), SHAPES[0]],
+    ),
+    "rows of a batch in one axis, then a residual": case(
+        [("MatMul", "x w", "t", {}), view("t", "u", "flat"), ("Add", "u r", "y", {})],
+        {"x": (2, 3, 7, 10), "r": (42, 13)},
+        [("w", (10, 13)), constant("flat", [42, 13], np.int64)],
+    ),
+    "batch, computed right side, one axis more": case(
+        [("MatMul", "x w", "t", {}), ("Unsqueeze", "t axis", "y", {})],
+        {"x": (6, 7, 10), "w": (6, 10, 13)},
+        [constant("axis", [0], np.int64)],
     ),
     "gemm": gemm((5, 8), (8, 12), (12,)),
     "gemm without addend": gemm((5, 8), (8, 12)),

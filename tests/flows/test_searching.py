@@ -98,7 +98,7 @@ def test_a_trial_is_measured_counted_and_journalled(searching):
 
 def test_a_challenger_is_timed_beside_the_best_so_far(searching):
     one = space((A, 3e-6), (B, 4e-6), (C, 5e-6))
-    search = searching([one], [(A, 2e-6), (B, 1e-6), (C, 3e-6)])
+    search = searching([one], [(A, 2e-6), (B, 1.8e-6), (C, 3e-6)])
     for each in (A, B, C):
         search.try_choice(one, each)
     assert [partner for _, _, _, partner in search.worker.asked] == [None, A, B]
@@ -271,9 +271,18 @@ def test_a_search_that_was_cut_short_goes_on_where_it_stopped(searching):
     search = searching([one], times)
     search.recall()
     search.ensure_first([one.key], Budget(trials=7))
-    search.run(frozenset({one.key}), Budget(trials=7), None)
+    search.run(frozenset({one.key}), Budget(trials=7), None, counts_recalled=True)
     assert (search.from_journal, search.measured) == (5, 3)
     assert [found.choice.tile["rw"] for found in search.tried[one.key]] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_an_incredible_gain_is_raced_again_and_the_slower_reading_counts(searching):
+    one = space((A, 3e-6), (B, 4e-6), (C, 5e-6))
+    search = searching([one], [(A, 2e-6), (B, 0.5e-6), (C, 0.45e-6)])
+    for each in (A, B, C):
+        search.try_choice(one, each)
+    assert search.worker.choices == [A, B, B, C]  # four times as fast is looked at twice, a tenth faster is not
+    assert search.measured == 3
 
 
 def test_no_time_means_no_trial(searching):

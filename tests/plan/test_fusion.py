@@ -1,5 +1,6 @@
 """Fusion plans: who joins whom, what stays apart, keys and names."""
 
+import numpy as np
 import pytest
 from onnx import TensorProto
 from plan_models import IMAGE, constant, graph_of, model, node, residual_block, weight
@@ -147,6 +148,40 @@ OPEN_DIAMOND = [
     node("MaxPool", "b", "d", kernel_shape=[1, 1]),
     node("Mul", "c d", "y"),
 ]
+
+
+def view(source, result, shape):
+    return node("Reshape", f"{source} {shape}", result)
+
+
+SHAPES = [constant("flat", [6, 8], np.int64), constant("deep", [2, 3, 8], np.int64), constant("cut", [12, 4], np.int64)]
+K = weight("k", (8, 8))
+
+
+def test_products_take_the_views_around_them_that_keep_rows():
+    nodes = [view("x", "a", "flat"), node("Gemm", "a k", "t"), view("t", "u", "deep"), node("Erf", "u", "y")]
+    assert fused(nodes, {"x": (2, 3, 8)}, {"y": (2, 3, 8)}, [K, *SHAPES]) == [[0, 1, 2, 3]]
+
+
+def test_a_reshape_that_cuts_rows_stays_apart():
+    nodes = [node("Gemm", "x k", "t"), view("t", "y", "cut")]
+    assert fused(nodes, {"x": (6, 8)}, {"y": (12, 4)}, [K, *SHAPES]) == [[0], [1]]
+
+
+def test_matrices_of_a_batch_are_not_regrouped():
+    nodes = [node("MatMul", "x z", "t"), view("t", "y", "flat")]
+    assert fused(nodes, {"x": (2, 3, 5), "z": (2, 5, 8)}, {"y": (6, 8)}, SHAPES) == [[0], [1]]
+
+
+def test_an_axis_of_extent_1_regroups_no_batch():
+    nodes = [node("MatMul", "x z", "t"), node("Unsqueeze", "t axis", "y")]
+    inputs = {"x": (2, 3, 5), "z": (2, 5, 8)}
+    assert fused(nodes, inputs, {"y": (1, 2, 3, 8)}, [constant("axis", [0], np.int64)]) == [[0, 1]]
+
+
+def test_a_convolution_takes_no_view():
+    nodes = [conv("x w", "t"), node("Unsqueeze", "t axis", "y")]
+    assert fused(nodes, {"x": IMAGE}, {"y": (1, *IMAGE)}, [W, constant("axis", [0], np.int64)]) == [[0], [1]]
 
 
 def test_open_diamond_stops_the_chain_before_it():

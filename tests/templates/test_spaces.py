@@ -57,6 +57,7 @@ GROUPS = {
         case([("Softmax", "x", "y", {})], {"x": (1, 1000)}),
         case([("Softmax", "x", "y", {})], {"x": (8, 16)}),
         case([("ReduceMean", "x", "y", {"axes": [2, 3]})], {"x": (1, 64, 7, 7)}),
+        case([("LayerNormalization", "x g b", "y", {})], {"x": (2, 9, 40)}, [("g", (40,)), ("b", (40,))]),
     ],
     "generic": [
         case([("MaxPool", "x", "y", {"kernel_shape": [3, 3]})], {"x": (1, 64, 56, 56)}),
@@ -248,7 +249,7 @@ def test_the_unchanged_tile_is_legal(name):
         ("matmul", {"rm": 5}, "stage = 0 needs rm to divide 12 rows"),
         ("rowwise", {"v": 6}, "v = 6 must be a power of two"),
         ("rowwise", {"v": 32}, "v = 32 exceeds the row of 20"),
-        ("rowwise", {"grain": 2}, r"grain = 2 must be 0 \(serial\) or 1 \(parallel\)"),
+        ("rowwise", {"grain": 5}, "grain = 5 tasks, 0 for none, exceed the 4 rows"),
         ("generic", {"v": 0}, "v = 0 must be a power of two"),
         ("generic", {"v": 6}, "v = 6 must be a power of two"),
         ("generic", {"grain": 4097}, "grain = 4097 must be the least number of parallel tasks, 0 for none"),

@@ -5,6 +5,7 @@ so far; for the first kernel of a group it is a *yardstick*: register-resident m
 with.
 """
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,38 +15,61 @@ import tvm
 from mapper.backends.tvm.build import Kernel, arguments
 from mapper.backends.tvm.pipeline import PIPELINE
 from mapper.backends.tvm.probes import fma_module
+from mapper.templates.tiles import round_up
 
 YARDSTICK_TASKS = 16
 YARDSTICK_STEPS = 4000
 TURN_S = 3e-4  # a turn lasts at least this long, so that the clock and the start of the threads do not matter
 RACE_S = 0.06  # how long both together run
 ROUNDS = (5, 15)
+WARM_CALLS = 3
+SHORT_S = 20e-6
 HOPELESS = 1.6  # after HOPELESS_ROUNDS a challenger that always took this multiple of its partner's time is let go
 HOPELESS_ROUNDS = 3
-MOST_COPIES = 8
-LEAST_COPIED_B = 64 * 1024
+MOST_SETS = 512
+LINE_FLOATS = 16  # alignment of every argument: 64 bytes
+PIECE_FLOATS = 1 << 20
 
 
 @dataclass(slots=True)
 class Runner:
-    """Something that can be timed: an entry of a module with the argument sets that its calls rotate through."""
+    """Something that can be timed: a function of a module, and the argument sets that its calls walk through."""
 
-    evaluate: Any  # (number) → seconds a call
+    module: Any
+    symbol: str
     arguments: list[list[Any]]
     number: int = 1
-    turn: int = 0
-
-    def once(self) -> float:
-        """Return seconds a call of the next turn."""
-        chosen = self.arguments[self.turn % len(self.arguments)]
-        self.turn += 1
-        return float(self.evaluate(self.number)(*chosen).results[0])
+    is_short: bool = False
+    calls: int = 0
 
     def warm(self) -> float:
-        """Call each argument set once, set the calls of a turn, and return seconds a call."""
-        once_s = min([self.once() for _ in self.arguments] + [self.once()])
+        """Call a few times, settle how a turn is timed, and return the seconds of a turn."""
+        self.number, self.is_short = 1, False
+        once_s = min(self.turn() for _ in range(WARM_CALLS))
+        self.is_short = once_s < SHORT_S
         self.number = max(1, int(TURN_S / max(once_s, 1e-8)))
-        return once_s
+        return once_s * self.number
+
+    def turn(self) -> float:
+        """Return seconds a call of the next turn.
+
+        TVM's own evaluator calls once before it starts the clock, which would warm the weights; it times kernels that
+        are so short that a call from Python would count.
+        """
+        if self.is_short:
+            chosen = self._next()
+            evaluate = self.module.time_evaluator(self.symbol, tvm.cpu(), number=self.number, repeat=1)
+            return float(evaluate(*chosen).results[0])
+        function = self.module[self.symbol]
+        sets = [self._next() for _ in range(self.number)]
+        start = time.perf_counter_ns()
+        for chosen in sets:
+            function(*chosen)
+        return (time.perf_counter_ns() - start) * 1e-9 / self.number
+
+    def _next(self) -> list[Any]:
+        self.calls += 1
+        return self.arguments[self.calls % len(self.arguments)]
 
 
 @dataclass(slots=True)
@@ -55,6 +79,7 @@ class Track:
     target: Any
     runners: dict[str, Runner] = field(default_factory=dict)
     _yardstick: tuple[float, Runner] | None = None
+    _cold: Any = None  # floats that weights are cut from
 
     def race(self, kernel: Kernel, partner: Kernel | None, seed: int, cold_b: int) -> tuple[list[float], list[float]]:
         """Return seconds a call of the kernel and of its partner (None: the yardstick), one of each a round.
@@ -63,17 +88,16 @@ class Track:
             kernel: The challenger.
             partner: What it runs beside.
             seed: Of the arguments.
-            cold_b: In a model, this many bytes pass through the caches between two calls of one kernel: calls rotate
-                through copies of the weights until as many have passed here.
+            cold_b: In a model, this many bytes of weights pass through the caches between two calls of one kernel:
+                here, calls walk through as many bytes of weights too. 0 leaves them warm.
         """
         runners = [self._runner(kernel, seed, cold_b)]
         runners.append(self._runner(partner, seed, cold_b) if partner is not None else self.yardstick()[1])
-        least = sum(runner.warm() * runner.number for runner in runners)
-        rounds = int(np.clip(RACE_S / least, *ROUNDS))
+        rounds = int(np.clip(RACE_S / sum(runner.warm() for runner in runners), *ROUNDS))
         samples: tuple[list[float], list[float]] = ([], [])
         for number in range(rounds):
             for index in (0, 1) if number % 2 else (1, 0):
-                samples[index].append(runners[index].once())
+                samples[index].append(runners[index].turn())
             if partner is not None and number + 1 == HOPELESS_ROUNDS and _is_hopeless(*samples):
                 break
         return samples
@@ -83,7 +107,7 @@ class Track:
         if self._yardstick is None:
             work, module, tensors = fma_module(self.target, YARDSTICK_TASKS, YARDSTICK_STEPS)
             executable = tvm.compile(module, target=self.target, tir_pipeline=PIPELINE)
-            self._yardstick = (work, Runner(_evaluator(executable.mod, "probe"), [tensors]))
+            self._yardstick = (work, Runner(executable.mod, "probe", [tensors]))
         return self._yardstick
 
     def forget(self, symbol: str) -> None:
@@ -94,28 +118,44 @@ class Track:
         if kernel.symbol not in self.runners:
             while len(self.runners) > 1:  # of a large model's kernels, arguments would fill gigabytes
                 self.runners.pop(next(iter(self.runners)))
-            sets = _argument_sets(kernel, seed, cold_b)
-            self.runners[kernel.symbol] = Runner(_evaluator(kernel.module, kernel.symbol), sets)
+            sets = self._argument_sets(kernel, seed, cold_b)
+            self.runners[kernel.symbol] = Runner(kernel.module, kernel.symbol, sets)
         return self.runners[kernel.symbol]
 
-
-def _evaluator(module: Any, symbol: str) -> Any:
-    return lambda number: module.time_evaluator(symbol, tvm.cpu(), number=number, repeat=1)
+    def _argument_sets(self, kernel: Kernel, seed: int, cold_b: int) -> list[list[Any]]:
+        first = arguments(kernel, seed)
+        weights = range(len(kernel.spec.inputs), len(kernel.spec.inputs) + len(kernel.spec.weights))
+        if not cold_b or not weights or any(str(first[index].dtype) != "float32" for index in weights):
+            return [first]
+        if self._cold is None:
+            self._cold = _pool(cold_b)
+        return _rotated(first, weights, self._cold)
 
 
 def _is_hopeless(ours: list[float], theirs: list[float]) -> bool:
     return all(mine > HOPELESS * other for mine, other in zip(ours, theirs, strict=True))
 
 
-def _argument_sets(kernel: Kernel, seed: int, cold_b: int) -> list[list[Any]]:
-    """Return argument lists that share everything but their copies of the weights."""
-    first = arguments(kernel, seed)
-    weights = range(len(kernel.spec.inputs), len(kernel.spec.inputs) + len(kernel.spec.weights))
-    weights_b = sum(first[index].numpy().nbytes for index in weights)
-    if weights_b < LEAST_COPIED_B:
-        return [first]
-    copies = min(MOST_COPIES, max(1, -(-cold_b // weights_b)))
-    sets = [first]
-    for _ in range(copies - 1):
-        sets.append([tvm.runtime.tensor(t.numpy()) if index in weights else t for index, t in enumerate(first)])
-    return sets
+def _rotated(first: list[Any], weights: range, pool: Any) -> list[list[Any]]:
+    """Return argument lists that share everything but the weights, which walk through the pool."""
+    sizes = [int(np.prod(first[index].shape)) for index in weights]
+    step = sum(round_up(size, LINE_FLOATS) for size in sizes)
+    sets = []
+    for start in range(0, len(pool) - step + 1, max(step, len(pool) // MOST_SETS // LINE_FLOATS * LINE_FLOATS)):
+        changed, at = list(first), start
+        for index, size in zip(weights, sizes, strict=True):
+            changed[index] = tvm.runtime.from_dlpack(pool[at : at + size].reshape(first[index].shape))
+            at += round_up(size, LINE_FLOATS)
+        sets.append(changed)
+    return sets or [first]
+
+
+def _pool(size_b: int) -> Any:
+    """Return an aligned array of about `size_b` bytes of seeded normal floats, a short piece of them over and over."""
+    piece = np.random.default_rng(0).standard_normal(PIECE_FLOATS, "float32")
+    pieces = max(1, size_b // piece.nbytes)
+    raw = np.empty(pieces * PIECE_FLOATS + LINE_FLOATS, "float32")
+    offset = (-raw.ctypes.data // raw.itemsize) % LINE_FLOATS
+    pool = raw[offset : offset + pieces * PIECE_FLOATS]
+    pool.reshape(pieces, PIECE_FLOATS)[:] = piece
+    return pool

@@ -14,6 +14,7 @@ from mapper import templates
 from mapper.backends.tvm import lower as lowering
 from mapper.backends.tvm.build import Kernel, build_kernel, inspect
 from mapper.backends.tvm.compose import Call, Composed, Program, contiguous
+from mapper.backends.tvm.metaschedule import Tuner
 from mapper.backends.tvm.mutate import corrupt
 from mapper.backends.tvm.race import Track
 from mapper.backends.tvm.store import Store
@@ -39,6 +40,7 @@ class Session:
     store: Store | None = None
     track: Track = field(init=False)
     programs: dict[str, Program] = field(default_factory=dict)
+    tuners: dict[tuple[str, tuple[str, ...]], Tuner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Lay the track on which kernels race."""
@@ -91,6 +93,15 @@ class Session:
         spec, model = self.groups[group]
         lowered = lowering.lower(spec, model, choice, templates.by_name(choice.template))
         return build_kernel(spec, choice, lowered, symbol, self.target)
+
+    def propose_traces(
+        self, group: str, layouts: tuple[str, ...], outcomes: Mapping[str, float | None], seed: int
+    ) -> list[str]:
+        """Return MetaSchedule's next generation of schedules for a group, given what was measured so far."""
+        if (group, layouts) not in self.tuners:
+            spec, model = self.groups[group]
+            self.tuners[group, layouts] = Tuner(spec, model, layouts, target=self.target, seed=seed)
+        return self.tuners[group, layouts].propose(outcomes)
 
     def forget(self, symbols: Sequence[str]) -> None:
         """Drop kernels that lost, with their code."""

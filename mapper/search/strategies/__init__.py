@@ -1,25 +1,34 @@
 """Where to look next, one strategy a file; none of them runs anything."""
 
-from typing import Protocol
+from mapper.config import STRATEGIES
+from mapper.errors import BadInputError
+from mapper.search.strategies.constructed import Constructed
+from mapper.search.strategies.exhaustive import Exhaustive
+from mapper.search.strategies.metaschedule import MetaSchedule, Source
+from mapper.search.strategies.protocol import Strategy
+from mapper.search.strategies.shuffled import Shuffled
 
-from mapper.records import Candidate, Choice
-from mapper.search.space import Space
-
-
-class Strategy(Protocol):
-    """Proposes the next choice of a space from what was tried before."""
-
-    @property
-    def name(self) -> str:
-        """The word that the sheet shows."""
-
-    def propose(self, space: Space, tried: tuple[Candidate, ...]) -> Choice | None:
-        """Return a choice that was not tried, or None when more trials are not worth their time."""
+__all__ = ["Source", "Strategy", "by_name"]
 
 
-def by_name(name: str, seed: int) -> Strategy:
-    """Return the strategy called `name`."""
-    from mapper.search.strategies.constructed import Constructed  # noqa: PLC0415
+def by_name(name: str, seed: int, source: Source | None = None) -> Strategy:
+    """Return the strategy called `name`.
 
-    del name, seed
-    return Constructed()
+    Args:
+        name: One of `config.STRATEGIES`.
+        seed: Of what is drawn.
+        source: Where `metaschedule` has its choices from; the others need none.
+
+    Raises:
+        BadInputError: no such strategy.
+    """
+    if name == "metaschedule":
+        assert source is not None, "metaschedule asks a worker for its choices"
+        return MetaSchedule(source)
+    if name == "random":
+        return Shuffled(seed)
+    if name == "exhaustive":
+        return Exhaustive()
+    if name == "constructed":
+        return Constructed()
+    raise BadInputError(f"unknown strategy {name!r}: expected one of {', '.join(STRATEGIES)}")
