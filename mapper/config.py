@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-
 STRATEGIES = ("constructed", "metaschedule", "exhaustive", "random")  # the default first
 
 
