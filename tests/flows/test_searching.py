@@ -374,7 +374,7 @@ def test_the_best_tile_of_a_searched_space_is_offered_to_equal_operators(searchi
     equal = space((conv_choice(1, NHWC3), 1e-6), of=ADDED.spec, layouts=NHWC3)
     foreign = space((conv_choice(1), 1e-6), of=OTHER.spec, layouts=NHWC2)
     moved = conv_choice(2, NHWC3)
-    search = searching([known, equal, foreign], [(conv_choice(1), 5e-6), (conv_choice(2), 3e-6), (moved, 4e-6)])
+    search = searching([known, equal, foreign], [(conv_choice(1), 5e-6), (conv_choice(2), 4e-6), (moved, 4e-6)])
     search.run(frozenset({known.key}), NO_LIMIT, None)
     search.transfer([equal.key, foreign.key])
     assert search.worker.choices[2:] == [moved]
