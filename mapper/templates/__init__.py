@@ -4,11 +4,22 @@ from collections.abc import Mapping
 
 from mapper.errors import BadInputError
 from mapper.records import GroupSpec
-from mapper.templates import attention, conv2d, convtranspose, depthwise, generic, matmul, metaschedule, rowwise
+from mapper.templates import (
+    attention,
+    conv2d,
+    convtranspose,
+    depthwise,
+    generic,
+    matmul,
+    metaschedule,
+    rowwise,
+    winograd,
+)
 from mapper.templates.protocol import Template
 
 ALL: tuple[Template, ...] = (
     conv2d.TEMPLATE,
+    winograd.TEMPLATE,
     depthwise.TEMPLATE,
     convtranspose.TEMPLATE,
     matmul.TEMPLATE,

@@ -108,9 +108,9 @@ def test_an_illegal_tile_becomes_a_failure_and_the_next_works(worker):
 
 
 def test_an_unknown_template_becomes_a_failure(worker):
-    bad = dataclasses.replace(first_choice(CONV), template="winograd")
+    bad = dataclasses.replace(first_choice(CONV), template="loom")
     failure = worker.evaluate(CONV.spec.key, bad, None, CONDITIONS, None).failure
-    assert "unknown template 'winograd'" in failure.reason
+    assert "unknown template 'loom'" in failure.reason
 
 
 def test_a_wrong_number_of_layouts_becomes_a_failure(worker):
