@@ -116,9 +116,7 @@ def searched_keys(drafts: Sequence[Draft]) -> frozenset[str]:
 
 
 def _space(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Space:
-    choices = [c for one in templates.implementing(spec) for c in one.choices(spec, machine, layouts)]
-    if not choices:
-        choices = list(templates.by_name("generic").choices(spec, machine, layouts))
+    choices = templates.choices(spec, machine, layouts)
     return make_space(spec, layouts, choices, lambda choice: predict(spec, choice, machine), weight=1)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mapper.errors import BadInputError
-from mapper.records import GroupSpec
+from mapper.records import Choice, GroupSpec, MachineModel
 from mapper.templates import (
     attention,
     conv2d,
@@ -12,7 +12,9 @@ from mapper.templates import (
     generic,
     matmul,
     metaschedule,
+    pooling,
     rowwise,
+    separable,
     winograd,
 )
 from mapper.templates.protocol import Template
@@ -25,9 +27,10 @@ ALL: tuple[Template, ...] = (
     matmul.TEMPLATE,
     attention.TEMPLATE,
     rowwise.TEMPLATE,
+    pooling.TEMPLATE,
+    separable.TEMPLATE,
     generic.TEMPLATE,
 )
-_COMPUTE = frozenset({"conv2d", "winograd", "depthwise", "separable", "convtranspose", "matmul", "attention"})
 _BY_NAME: Mapping[str, Template] = {template.name: template for template in (*ALL, metaschedule.TEMPLATE)}
 
 
@@ -39,11 +42,16 @@ def template_for(spec: GroupSpec) -> Template:
 def implementing(spec: GroupSpec) -> tuple[Template, ...]:
     """Return the templates whose choices make up the search space of `spec`: all that match.
 
-    `generic` is among them only where no compute family is: it runs a convolution as it lies, hundreds of times slower.
+    `generic` is among them only where no family is: it runs a convolution as it lies, hundreds of times slower.
     """
     found = tuple(template for template in ALL if template.matches(spec))
-    families = tuple(template for template in found if template.name in _COMPUTE)
-    return families or found
+    return found[:-1] or found
+
+
+def choices(spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> list[Choice]:
+    """Return every choice for a group under boundary layouts; those of `generic` where no family offers any."""
+    found = [choice for one in implementing(spec) for choice in one.choices(spec, machine, layouts)]
+    return found or list(generic.TEMPLATE.choices(spec, machine, layouts))
 
 
 def by_name(name: str) -> Template:

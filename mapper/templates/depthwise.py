@@ -9,7 +9,7 @@ import numpy as np
 
 from mapper.records import Choice, GroupSpec, MachineModel, Prediction
 from mapper.templates import moves
-from mapper.templates.convshape import CONV, STAGE_NONE, STAGE_ROOT, STAGE_TASK, conv_shape, is_depthwise
+from mapper.templates.convshape import CONV, STAGE_NONE, STAGE_ROOT, STAGE_TASK, ConvShape, conv_shape, is_depthwise
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import (
     anchor_of,
@@ -49,10 +49,11 @@ class Depthwise:
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
         """Enumerate channel vectors × output pixels in registers, at each task grain and staging."""
         shape = conv_shape(spec)
-        lanes = lanes_for(shape.co, machine)
         found = []
-        for vectors, rw in product((1, 2, 4), range(1, min(shape.ow, 16) + 1)):
+        for lanes, vectors, rw in product(_widths(shape, machine), (1, 2, 3, 4), range(1, min(shape.ow, 16) + 1)):
             vb = vectors * lanes
+            if vectors == 3 and shape.co % vb:
+                continue
             if round_up(shape.co, vb) > 1.25 * shape.co and vectors > 1:
                 continue
             if round_up(shape.ow, rw) > 1.2 * shape.ow or vectors * rw + vectors > machine.vector_registers:
@@ -143,6 +144,13 @@ class Depthwise:
         moves.store_tile(sch, out, choice.layouts[-1], t["v"], shape.rank)
         moves.stage_copy(sch, "pad", task if t["stage"] == STAGE_TASK else None, t["v"])
         sch.decompose_reduction(acc, kh)
+
+
+def _widths(shape: ConvShape, machine: MachineModel) -> list[int]:
+    """Return vector widths: full ones, and shorter ones where those leave fewer lanes empty."""
+    lanes = lanes_for(shape.co, machine)
+    half = lanes // 2
+    return [lanes, half] if half >= 4 and round_up(shape.co, half) < round_up(shape.co, lanes) else [lanes]
 
 
 def _stages(spec: GroupSpec, t: Mapping[str, int], x: Any, weight: Any, bias: Any = None) -> Any:

@@ -1,7 +1,8 @@
 """Whatever has no template of its own: every operator inlined where legal, the rest parallel and vectorized as it lies.
 
 Reductions keep their reduction loops inside the parallel ones and vectorize along the innermost spatial axis in memory
-order; a reduction with no such axis (one row to one number) is left to one vector-free loop a row.
+order; a reduction with no such axis (one row to one number) is left to one vector-free loop a row. Concatenations,
+channel shuffles and transpositions of the axis that is innermost in memory get the loops of `movement.py`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from math import prod
 from typing import Any
 
 from mapper.records import Choice, GroupSpec, MachineModel, Prediction
-from mapper.templates import moves
+from mapper.templates import movement, moves
 from mapper.templates.protocol import Convert, Packing
 from mapper.templates.tiles import boundary_traffic, ceil_div, integers, require, roof, round_up
 
@@ -29,9 +30,10 @@ class Generic:
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
         """Offer full and half vectors and none; serial, a task a thread, or four."""
-        del spec
         lanes, threads = machine.vector_lanes_f32, machine.threads
-        widths, grains = dict.fromkeys((lanes, max(1, lanes // 2), 1)), dict.fromkeys((threads, 4 * threads, 0))
+        is_llvms = movement.interleaved(spec) is not None and layouts[-1] == "nhwc"
+        widths = (lanes,) if is_llvms else dict.fromkeys((lanes, max(1, lanes // 2), 1))
+        grains = dict.fromkeys((threads, 4 * threads, 0))
         tiles = [{"v": v, "grain": grain} for v in widths for grain in grains]
         return tuple(Choice(template=self.name, layouts=layouts, tile=tile) for tile in tiles)
 
@@ -69,8 +71,12 @@ class Generic:
         """Inline what can be inlined; parallelize and vectorize every block that is left."""
         t = integers(spec, choice, FIELDS)
         moves.inline_all(sch, _expensive(sch))
+        outputs = {moves.block_name(sch, block) for block in sch.get_output_blocks("root")}
         for block in moves.all_blocks(sch):
-            _schedule_block(sch, block, t["v"], t["grain"])
+            is_output = moves.block_name(sch, block) in outputs
+            turned = movement.turned(spec, choice.layouts) if is_output else None
+            if turned is None or not movement.turn(sch, block, turned, t["v"], t["grain"]):
+                _schedule_block(sch, block, t, movement.along_axis(spec) if is_output else None)
 
 
 def _expensive(sch: Any) -> frozenset[str]:
@@ -83,8 +89,8 @@ def _expensive(sch: Any) -> frozenset[str]:
     return frozenset(kept)
 
 
-def _schedule_block(sch: Any, block: Any, lanes: int, tasks: int) -> None:
-    """Order a block's loops as its output lies in memory, cut `tasks` parallel pieces, vectorize the innermost axis."""
+def _schedule_block(sch: Any, block: Any, t: Mapping[str, int], move: movement.Move | None) -> None:
+    """Order a block's loops as its output lies in memory, cut parallel tasks, vectorize the innermost axis."""
     statement = sch.get(block)
     loops = sch.get_loops(block)
     if len(loops) != len(statement.iter_vars) or not loops:
@@ -94,22 +100,38 @@ def _schedule_block(sch: Any, block: Any, lanes: int, tasks: int) -> None:
     if not spatial:
         return
     *outer, inner = spatial
-    if tasks > prod(moves.extent(sch, loop) for loop in outer):
-        size = moves.extent(sch, inner)
-        chunk = round_up(ceil_div(size, tasks), lanes)
-        if chunk < size:
-            piece, inner = sch.split(inner, [None, chunk])
-            outer = [*outer, piece]
+    is_moved = move is not None and bool(outer) and sch.get(inner).same_as(sch.get(loops[move.axis]))
+    if not is_moved:
+        outer, inner = _cut_row(sch, outer, inner, t)
     sch.reorder(*outer, *reductions, inner)
-    if outer and tasks:
-        sch.parallel(sch.fuse(*outer) if len(outer) > 1 else outer[0])
-    # TVM cannot cut a loop whose body casts to integers into whole vectors and a tail
-    while moves.extent(sch, inner) % lanes and 'Cast("int' in str(statement.body):
-        lanes //= 2
-    if lanes > 1 and moves.extent(sch, inner) >= lanes:
-        moves.vectorize_inner(sch, inner, lanes, unroll=bool(reductions))
+    if outer and t["grain"]:
+        movement.cut_tasks(sch, outer, t["grain"])
+    if is_moved and move is not None:
+        move.apply(sch, inner, t["v"])
+    else:
+        _vectorize(sch, inner, t["v"], str(statement.body), unroll=bool(reductions))
     if reductions:
         sch.decompose_reduction(block, reductions[0])
+
+
+def _cut_row(sch: Any, outer: list[Any], inner: Any, t: Mapping[str, int]) -> tuple[list[Any], Any]:
+    """Cut the innermost loop into pieces where the loops above it are too few for the tasks."""
+    if t["grain"] <= prod(moves.extent(sch, loop) for loop in outer):
+        return outer, inner
+    size = moves.extent(sch, inner)
+    chunk = round_up(ceil_div(size, t["grain"]), t["v"])
+    if chunk >= size:
+        return outer, inner
+    piece, inner = sch.split(inner, [None, chunk])
+    return [*outer, piece], inner
+
+
+def _vectorize(sch: Any, inner: Any, lanes: int, body: str, *, unroll: bool) -> None:
+    # TVM cannot cut a loop whose body casts to integers into whole vectors and a tail
+    while moves.extent(sch, inner) % lanes and 'Cast("int' in body:
+        lanes //= 2
+    if lanes > 1 and moves.extent(sch, inner) >= lanes:
+        moves.vectorize_inner(sch, inner, lanes, unroll=unroll)
 
 
 TEMPLATE = Generic()

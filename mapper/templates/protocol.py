@@ -30,7 +30,7 @@ class Template(Protocol):
         """Say whether this template can implement the group."""
 
     def choices(self, spec: GroupSpec, machine: MachineModel, layouts: tuple[str, ...]) -> tuple[Choice, ...]:
-        """Return the space of choices that fit the machine, in no particular order; never empty."""
+        """Return the choices that fit the machine, in no particular order; none where these layouts have none."""
 
     def check(self, spec: GroupSpec, choice: Choice) -> None:
         """Raise BadInputError when the choice has an unknown field or an illegal tile for this group."""

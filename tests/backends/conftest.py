@@ -67,6 +67,9 @@ def few():
         layouts = case.layouts(policy, output)
         template = templates.template_for(case.spec)
         choices = template.choices(case.spec, machine, layouts)
+        if not choices:
+            template = templates.by_name("generic")
+            choices = template.choices(case.spec, machine, layouts)
         ranked = make_space(case.spec, layouts, choices, lambda c: template.cost(case.spec, c, machine), 1).ranked
         kinds = {}
         for choice, _ in ranked:

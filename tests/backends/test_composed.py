@@ -66,7 +66,7 @@ class Model:
             onnx.save_model(group_model(one.model, one.graph, group), path)
             kernels.worker.define(spec, path)
             layouts = group_layouts(one.graph, group, by_tensor)
-            self.choices.append(templates.template_for(spec).choices(spec, AVX2, layouts)[0])
+            self.choices.append(templates.choices(spec, AVX2, layouts)[0])
         write_feeds(self.feeds, feeds)
         self.sizes = kernels.worker.compose(name, plan, self.choices, (one.graph.inputs, one.graph.outputs), self.feeds)
 

@@ -157,6 +157,20 @@ ROWS = {
     "mean of squares of rows",
     "layer normalization",
 }
+POOLS = {
+    "max pool",
+    "max pool, padded",
+    "max pool, ceiling",
+    "max pool, pads differ",
+    "max pool, dilated",
+    "average pool",
+    "average pool, padded",
+    "average pool, pads counted",
+    "global average pool",
+    "global average pool, batch",
+    "global max pool",
+    "a pool and what follows",
+}
 POSITIVE = {
     "log": one("Log", (3, 5)),
     "square root": one("Sqrt", (3, 5)),
@@ -168,7 +182,8 @@ HAS_IMAGE = [name for name, case in CASES.items() if "nhwc" in case.layouts()]
 
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compute_the_operator(kernels, few, name):
-    assert templates.template_for(CASES[name].spec).name == ("rowwise" if name in ROWS else "generic")
+    expected = "rowwise" if name in ROWS else "pooling" if name in POOLS else "generic"
+    assert templates.template_for(CASES[name].spec).name == expected
     assert kernels.wrong(CASES[name], few(CASES[name], count=2, policy="nchw")) == []
 
 
