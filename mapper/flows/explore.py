@@ -10,7 +10,17 @@ from mapper.config import ExploreRequest, Progress
 from mapper.flows import requested
 from mapper.flows.finalists import keep_right_kernels, make_finalists
 from mapper.flows.finals import final_round
-from mapper.flows.planning import Draft, define_groups, make_drafts, make_spaces, searched_keys
+from mapper.flows.fusing import Fusing, make_fusing
+from mapper.flows.planning import (
+    EXTRA_DRAFTS_UP_TO_OPERATORS,
+    Draft,
+    define_groups,
+    distinct,
+    make_drafts,
+    make_spaces,
+    searched_keys,
+    worth_measuring,
+)
 from mapper.flows.prepare import reference_outputs
 from mapper.flows.remembered import FinishedSearches, open_journal
 from mapper.flows.run import Run, open_run
@@ -35,11 +45,12 @@ def explore(request: ExploreRequest, progress: Progress) -> MappingSheet:
         specs = define_groups(run.prepared, drafts, run.worker)
         spaces = make_spaces(drafts, specs, run.model)
         lowering_s = time.monotonic() - run.started
-        search = _search(run, drafts, spaces, schedule)
+        search, drafts = _search(run, drafts, spaces, schedule)
+        spaces = {key: search.spaces[key] for draft in drafts for key in draft.space_keys}
         kernels = keep_right_kernels(run, spaces, search)
         reference = reference_outputs(run.prepared, run.reference)
         finalists = make_finalists(run, drafts, kernels, reference)
-        times = final_round(run, finalists, specs)
+        times = final_round(run, finalists)
         outcome = Outcome(
             spaces=spaces,
             search=search,
@@ -72,16 +83,22 @@ def _drafts(run: Run, schedule: ScheduleFile | None) -> list[Draft]:
     return drafts[:1] if schedule is not None and run.request.budget.trials == 0 else drafts
 
 
-def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], schedule: ScheduleFile | None) -> Search:
-    """Give every kernel a schedule, then spend the budget where the model's time is.
+def _search(
+    run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], schedule: ScheduleFile | None
+) -> tuple[Search, list[Draft]]:
+    """Give every kernel a schedule, choose a partition, then spend the budget where the model's time is.
 
     Every outcome is in the journal before the next is measured, so that Ctrl-C loses one trial at most.
+
+    Returns:
+        The search, and the mappings that are worth composing.
     """
     request = run.request
     searched = searched_keys(drafts)
     given = requested.given_choices(schedule, spaces, request.schedules)
     wanted = requested.only_keys(request.only, run.prepared, drafts, searched)
     finished = FinishedSearches.of(run, schedule)
+    is_known = finished.has_this and not request.fresh
     with open_journal(run) as journal:
         search = Search(
             worker=run.worker,
@@ -96,13 +113,35 @@ def _search(run: Run, drafts: Sequence[Draft], spaces: Mapping[str, Space], sche
         if not request.fresh:
             search.recall()
         search.ensure_first(sorted(searched), request.budget)
-        if finished.has_this and not request.fresh:
+        fusing = _fusing(run, search, drafts, schedule)
+        if fusing is not None:
+            search.refit()
+            if not is_known:
+                fusing.measure_wanted(request.budget)
+            wanted |= frozenset(fusing.draft().space_keys) if not request.only else frozenset()
+        if is_known:
             search.stopped = "known"
         else:
-            expected_s = sum(spaces[key].weight * spaces[key].best_predicted_s for key in wanted)
+            expected_s = sum(search.spaces[key].weight * search.spaces[key].best_predicted_s for key in wanted)
             seconds = requested.budget_seconds(request.budget, len(wanted), expected_s)
             search.run(wanted, request.budget, seconds, counts_recalled=request.resume)
             finished.note(run, search.measured)
-        search.transfer(sorted(set(spaces) - searched))
-        search.ensure_first(sorted(spaces), request.budget)
-    return search
+        if fusing is not None:
+            drafts = distinct([*drafts, fusing.draft()])
+        if is_known:
+            drafts = [draft for draft in drafts if all(search.best(key) for key in draft.space_keys)] or drafts
+        kept = worth_measuring(drafts, search.expected_s)
+        run.warnings += [f"{one.label} was not measured: expected to be slower" for one in drafts if one not in kept]
+        keys = sorted({key for draft in kept for key in draft.space_keys})
+        search.transfer([key for key in keys if key not in searched])
+        search.ensure_first(keys, request.budget)
+    return search, kept
+
+
+def _fusing(run: Run, search: Search, drafts: Sequence[Draft], schedule: ScheduleFile | None) -> Fusing | None:
+    """Return the search for a partition; None where nothing may be searched or the graph is too large for it."""
+    if schedule is not None or run.request.budget.trials == 0:
+        return None
+    if len(run.prepared.graph.operators) > EXTRA_DRAFTS_UP_TO_OPERATORS:
+        return None
+    return make_fusing(run, search, [draft.plan for draft in drafts])

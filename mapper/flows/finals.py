@@ -19,7 +19,7 @@ from mapper.worker.reference import ReferenceWorker
 from mapper.worker.workers import TvmWorker
 
 PROCESS_PAIRS = 2
-ROUND_TARGET_S = 1.5
+ROUND_TARGET_S = 0.8
 BLOCK_TARGET_S = 0.12
 BLOCKS = 6
 IN_SITU_TARGET_S = 0.5
@@ -38,7 +38,7 @@ class FinalTimes:
     failures: list[str] = field(default_factory=list)
 
 
-def final_round(run: Run, finalists: Sequence[Finalist], specs: Mapping[str, GroupSpec]) -> FinalTimes:
+def final_round(run: Run, finalists: Sequence[Finalist]) -> FinalTimes:
     """Time the verified finalists in fresh process pairs.
 
     All workers build at the same time; then each pair in turn, alone on the machine: the finalists alternate run by
@@ -48,6 +48,8 @@ def final_round(run: Run, finalists: Sequence[Finalist], specs: Mapping[str, Gro
     times = FinalTimes(rounds={finalist.label: [] for finalist in right})
     if not right:
         return times
+    keys = {group.key for finalist in right for group in finalist.draft.plan.groups}
+    specs = {key: spec for key, spec in run.worker.specs.items() if key in keys}
     run.progress.stage("final round: building in fresh processes", PROCESS_PAIRS)
     _keep_kernels(run, right)
     with contextlib.ExitStack() as stack:

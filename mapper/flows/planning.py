@@ -1,6 +1,6 @@
 """Fusion plans and layouts: which mappings are worth measuring, and the search space of each of their groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,12 +14,14 @@ from mapper.plan import fusion
 from mapper.plan.layout import group_layouts, tensor_layouts
 from mapper.plan.spec import group_spec
 from mapper.plan.submodel import group_model
-from mapper.records import Choice, FusionPlan, GroupSpec, MachineModel, Prediction, ScheduleFile
+from mapper.records import Choice, FusionPlan, Group, GroupSpec, MachineModel, Prediction, ScheduleFile
 from mapper.search.space import Space, make_space, space_key
 from mapper.worker.client import ChildFailureError
 from mapper.worker.workers import TvmWorker
 
 Policy = Literal["nhwc", "nchw"]
+HOPELESS = 1.4
+MOST_MAPPINGS = 3
 TVM_DEFAULT = "tvm-default"
 # Beyond this the kernels of two more mappings cost more time than the search itself gets.
 EXTRA_DRAFTS_UP_TO_OPERATORS = 200
@@ -60,9 +62,9 @@ def make_drafts(prepared: Prepared, worker: TvmWorker, schedule: ScheduleFile | 
     except (ChildFailureError, BadInputError) as error:
         warnings.append(f"TVM's default grouping could not be applied: {error}")
     plans.append((fusion.unfused(graph), False))
-    drafts = [_draft(prepared, plan, "nhwc", is_searched=searched) for plan, searched in plans]
+    drafts = [draft_of(prepared, plan, "nhwc", is_searched=searched) for plan, searched in plans]
     if len(graph.operators) <= EXTRA_DRAFTS_UP_TO_OPERATORS:
-        drafts.insert(1, _draft(prepared, plans[0][0], "nchw", is_searched=False))
+        drafts.insert(1, draft_of(prepared, plans[0][0], "nchw", is_searched=False))
     else:
         drafts = [draft for draft in drafts if draft.plan.label != "conservative"]
         warnings.append(
@@ -72,8 +74,8 @@ def make_drafts(prepared: Prepared, worker: TvmWorker, schedule: ScheduleFile | 
         own = fusion.from_partition(graph, schedule.partition, schedule.fusion_plan, boundaries)
         policy: Policy = "nchw" if schedule.layout == "nchw" else "nhwc"
         drafts = [d for d in drafts if d.label != f"{own.label}/{policy}"]
-        drafts.insert(0, _draft(prepared, own, policy, is_searched=True))
-    return _distinct(drafts), warnings
+        drafts.insert(0, draft_of(prepared, own, policy, is_searched=True))
+    return distinct(drafts), warnings
 
 
 def define_groups(prepared: Prepared, drafts: Sequence[Draft], worker: TvmWorker) -> dict[str, GroupSpec]:
@@ -115,6 +117,11 @@ def searched_keys(drafts: Sequence[Draft]) -> frozenset[str]:
     return frozenset(key for draft in drafts if draft.is_searched for key in draft.space_keys)
 
 
+def space_of(prepared: Prepared, group: Group, layouts: tuple[str, ...], machine: MachineModel) -> Space:
+    """Return the search space of one group that may never be measured: nothing is written and no worker knows it."""
+    return _space(group_spec(prepared.graph, group), layouts, machine)
+
+
 def _space(spec: GroupSpec, layouts: tuple[str, ...], machine: MachineModel) -> Space:
     choices = templates.choices(spec, machine, layouts)
     return make_space(spec, layouts, choices, lambda choice: predict(spec, choice, machine), weight=1)
@@ -125,13 +132,25 @@ def predict(spec: GroupSpec, choice: Choice, machine: MachineModel) -> Predictio
     return templates.by_name(choice.template).cost(spec, choice, machine)
 
 
-def _draft(prepared: Prepared, plan: FusionPlan, policy: Policy, *, is_searched: bool) -> Draft:
+def draft_of(prepared: Prepared, plan: FusionPlan, policy: Policy, *, is_searched: bool) -> Draft:
+    """Return the mapping of a plan under a layout policy, choices still open."""
     by_tensor = tensor_layouts(prepared.graph, plan, policy)
     layouts = tuple(group_layouts(prepared.graph, group, by_tensor) for group in plan.groups)
     return Draft(plan=plan, policy=policy, layouts=layouts, is_searched=is_searched)
 
 
-def _distinct(drafts: Sequence[Draft]) -> list[Draft]:
+def worth_measuring(drafts: Sequence[Draft], expected_s: Callable[[Sequence[str]], float]) -> list[Draft]:
+    """Return the few mappings that are expected to be the fastest, none much slower than the best, in their order.
+
+    An expectation has to be far off before the best mapping is missed, and a kernel that is not built costs nothing.
+    """
+    expected = {draft.label: expected_s(draft.space_keys) for draft in drafts}
+    limit = HOPELESS * min(expected.values())
+    first = sorted(drafts, key=lambda draft: expected[draft.label])[:MOST_MAPPINGS]
+    return [draft for draft in drafts if draft in first and expected[draft.label] <= limit]
+
+
+def distinct(drafts: Sequence[Draft]) -> list[Draft]:
     """Drop drafts whose partition and layouts equal an earlier one's."""
     seen, kept = set(), []
     for draft in drafts:

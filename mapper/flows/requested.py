@@ -11,7 +11,7 @@ from mapper.flows.prepare import Prepared
 from mapper.records import Choice, ScheduleFile
 from mapper.search.space import Space
 
-DEFAULT_BASE_S, DEFAULT_PER_KERNEL_S, DEFAULT_PER_MODEL_MS_S, DEFAULT_MOST_S = 10.0, 1.0, 1.0, 60.0
+DEFAULT_BASE_S, DEFAULT_PER_KERNEL_S, DEFAULT_PER_MODEL_MS_S, DEFAULT_MOST_S = 6.0, 0.4, 0.5, 45.0
 
 
 def budget_seconds(budget: Budget, kernels: int, model_s: float) -> float | None:

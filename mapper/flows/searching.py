@@ -12,7 +12,7 @@ from mapper.keys import digest
 from mapper.measure.journal import Journal
 from mapper.records import Candidate, Choice, GroupSpec, MachineModel
 from mapper.search.allocate import pick
-from mapper.search.fit import fit
+from mapper.search.fit import Fit, fit
 from mapper.search.space import Space, best_of
 from mapper.search.strategies import Strategy
 from mapper.worker.workers import Conditions, TvmWorker
@@ -39,6 +39,7 @@ class Search:
     failed: int = 0
     from_journal: int = 0
     stopped: str = "budget"
+    _fit: Fit = field(default_factory=lambda: Fit({}))
 
     def best(self, key: str) -> Candidate | None:
         """Return the fastest candidate of a space."""
@@ -58,8 +59,12 @@ class Search:
 
     def refit(self) -> None:
         """Fit the cost model to this machine's journal, and rank what is left to try by it."""
-        found = fit(self.journal.predicted())
-        self.spaces.update({key: space.refitted(found) for key, space in self.spaces.items()})
+        self._fit = fit(self.journal.predicted())
+        self.spaces.update({key: space.refitted(self._fit) for key, space in self.spaces.items()})
+
+    def fitted(self, space: Space) -> Space:
+        """Return a space that is not searched (yet), ranked by the latest fit."""
+        return space.refitted(self._fit)
 
     def ensure_first(self, keys: Sequence[str], budget: Budget) -> None:
         """Give every space one kernel that runs: the given or constructed choice, then others, then the generic one."""
@@ -145,6 +150,11 @@ class Search:
             if is_new and is_legal(space.spec, choice):
                 self.try_choice(space, choice)
             self.progress.step(space.spec.name)
+
+    def expected_s(self, keys: Sequence[str]) -> float:
+        """Return the time of a mapping's kernels: the best measured of each, else what is expected of it."""
+        bests = [(self.best(key), self.spaces[key]) for key in keys]
+        return sum(best.time_s or 0.0 if best is not None else space.best_predicted_s for best, space in bests)
 
     def _first_choices(self, space: Space, budget: Budget) -> list[Choice]:
         if space.key in self.given and budget.trials == 0:

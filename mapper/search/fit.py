@@ -16,6 +16,7 @@ import numpy as np
 
 from mapper.records import Prediction
 
+LEAST_SHARE = 0.1
 LEAST_OUTCOMES = 8  # with fewer, one factor for everything is all that can be told
 Outcome = tuple[str, Prediction, float]  # template, what it predicted, seconds measured
 
@@ -30,8 +31,9 @@ class Factors:
     outcomes: int
 
     def seconds(self, prediction: Prediction) -> float:
-        """Return the fitted time of a prediction."""
-        return float(np.dot((self.larger, self.smaller, self.starting), _parts(prediction)))
+        """Return the fitted time of a prediction; a tenth of the unfitted one where factors of zero leave less."""
+        parts = _parts(prediction)
+        return max(float(np.dot((self.larger, self.smaller, self.starting), parts)), LEAST_SHARE * _unfitted(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def fit(outcomes: Iterable[Outcome]) -> Fit:
 
 def _factors(pairs: list[tuple[Prediction, float]]) -> Factors:
     if len(pairs) < LEAST_OUTCOMES:
-        unfitted = [np.dot((1.0, 1.0 / 3.0, 1.0), _parts(prediction)) for prediction, _ in pairs]
+        unfitted = [_unfitted(_parts(prediction)) for prediction, _ in pairs]
         scale = float(np.exp(np.mean([np.log(time_s / u) for u, (_, time_s) in zip(unfitted, pairs, strict=True)])))
         return Factors(larger=scale, smaller=scale / 3, starting=scale, outcomes=len(pairs))
     times = np.array([time_s for _, time_s in pairs])
@@ -84,3 +86,7 @@ def _least_squares(rows: "np.ndarray[Any, Any]") -> tuple[float, float, float]:
 def _parts(prediction: Prediction) -> tuple[float, float, float]:
     compute_s, memory_s = prediction.compute_s, prediction.memory_s
     return max(compute_s, memory_s), min(compute_s, memory_s), prediction.overhead_s
+
+
+def _unfitted(parts: tuple[float, float, float]) -> float:
+    return float(np.dot((1.0, 1.0 / 3.0, 1.0), parts))

@@ -87,7 +87,10 @@ class Session:
         kernel = self.kernels[symbol]
         if kernel.lowered.module is None:
             kernel = self._compile(kernel.spec.key, kernel.choice, symbol)
-        return inspect(kernel, folder, stem)
+        inside = inspect(kernel, folder, stem)
+        if self.store is not None:
+            self.store.keep_inspection(symbol, folder, stem, inside)
+        return inside
 
     def _compile(self, group: str, choice: Choice, symbol: str) -> Kernel:
         spec, model = self.groups[group]

@@ -19,11 +19,12 @@ import numpy as np
 import tvm
 from tvm.support import cc
 
-from mapper.backends.tvm.build import Kernel, code_bytes, loop_nest, sources, workspace_bytes
+from mapper.backends.tvm.build import Kernel
 from mapper.backends.tvm.lower import Lowered
 from mapper.records import Choice, GroupSpec
 
-_PARTS = ("so", "npz", "tir", "s", "json")  # the description last: what it names is complete
+_PARTS = ("so", "npz", "json")  # the description last: what it names is complete
+_INSIDE = ("tir", "s", "inside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,7 @@ class Store:
                 return False
             np.savez(parts / "npz", *kernel.lowered.constants)
             (parts / "npz.npz").rename(parts / "npz")
-            tir, assembly = sources(kernel)
-            (parts / "tir").write_text(tir, encoding="utf-8")
-            (parts / "s").write_text(assembly, encoding="utf-8")
-            (parts / "json").write_text(json.dumps(_description(kernel, (parts / "o").read_bytes())), encoding="utf-8")
+            (parts / "json").write_text(json.dumps(_description(kernel)), encoding="utf-8")
             for part in _PARTS:
                 os.replace(parts / part, self._path(kernel.symbol, part))
         return True
@@ -76,13 +74,24 @@ class Store:
         return Kernel(symbol=symbol, spec=spec, choice=choice, lowered=lowered, module=module, ir_hash=ir_hash)
 
     def inspection(self, symbol: str, folder: Path, stem: str) -> Mapping[str, Any] | None:
-        """Copy a kept kernel's TIR and assembly to `folder`; return its sizes and loop nest, None when not kept."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            inside = json.loads(self._path(symbol, "json").read_text(encoding="utf-8"))["inside"]
+        """Copy what an earlier inspection wrote to `folder`; return sizes and loop nest, None when there was none."""
+        with contextlib.suppress(OSError, ValueError):
+            inside = json.loads(self._path(symbol, "inside").read_text(encoding="utf-8"))
             for part in ("tir", "s"):
                 shutil.copyfile(self._path(symbol, part), folder / f"{stem}.{part}")
             return dict(inside)
         return None
+
+    def keep_inspection(self, symbol: str, folder: Path, stem: str, inside: Mapping[str, Any]) -> None:
+        """Keep what an inspection wrote to `folder`, for kernels that are kept."""
+        if not self._path(symbol, "json").exists():
+            return
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+            for part in ("tir", "s"):
+                shutil.copyfile(folder / f"{stem}.{part}", Path(name) / part)
+            (Path(name) / "inside").write_text(json.dumps(inside), encoding="utf-8")
+            for part in _INSIDE:
+                os.replace(Path(name) / part, self._path(symbol, part))
 
     def _path(self, symbol: str, part: str) -> Path:
         return self.folder / f"{symbol}.{part}"
@@ -93,14 +102,5 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _description(kernel: Kernel, elf: bytes) -> Mapping[str, Any]:
-    return {
-        "shapes": kernel.lowered.shapes,
-        "dtypes": kernel.lowered.dtypes,
-        "ir_hash": kernel.ir_hash,
-        "inside": {
-            "code_b": code_bytes(elf),
-            "workspace_b": workspace_bytes(kernel),
-            "loop_nest": loop_nest(kernel),
-        },
-    }
+def _description(kernel: Kernel) -> Mapping[str, Any]:
+    return {"shapes": kernel.lowered.shapes, "dtypes": kernel.lowered.dtypes, "ir_hash": kernel.ir_hash}
