@@ -35,7 +35,17 @@ from mapper.worker.client import ChildFailureError
 from mapper.worker.reference import ReferenceWorker
 from mapper.worker.workers import TvmWorker
 
-ZOO = ("squeezenet", "resnet50", "densenet121", "shufflenet", "ppocr-cls", "ppocr-det", "ppocr-rec", "magika")
+ZOO = (
+    "squeezenet",
+    "resnet50",
+    "densenet121",
+    "shufflenet",
+    "ppocr-cls",
+    "ppocr-det",
+    "ppocr-rec",
+    "magika",
+    "minilm-l6",
+)
 RUNTIMES = ("onnxruntime", "tvm-default")
 DEFAULT_RUNS = 20
 _START = "from mapper.cli.main import main; main()"
