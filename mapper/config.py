@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from mapper.records import Objective
+
 STRATEGIES = ("constructed", "metaschedule", "exhaustive", "random")  # the default first
 
 
@@ -34,6 +36,7 @@ class ExploreRequest:
     target: str | None = None  # None: this machine
     schedules: Path | None = None
     strategy: str = "constructed"
+    objective: Objective = "latency"
     resume: bool = False  # the budget counts what an interrupted search has measured
     fresh: bool = False  # nothing that earlier runs measured is used
     only: tuple[str, ...] = ()

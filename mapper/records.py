@@ -11,6 +11,7 @@ from typing import Literal
 SCHEMA_VERSION = "1.0"
 
 Grade = Literal["measured", "modelled", "declared"]
+Objective = Literal["latency", "energy", "edp"]  # edp: energy × time
 Step = Literal["lower", "build", "run", "timeout", "numerics", "crash"]
 NodeReason = Literal["folded", "elided"]
 BottleneckClass = Literal[
@@ -427,6 +428,7 @@ class RankedMapping:
     memory: Memory
     verified: Verification
     ratio_onnxruntime: Reading  # ours ÷ onnxruntime; under 1 is better
+    is_pareto: bool = False  # no other is as good in time, memory and (where metered) energy, and better in one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,7 +537,10 @@ class SearchSummary:
     trials_from_journal: int
     explore_s: float
     lowering_s: float
-    stopped: str  # budget, or exhausted: nothing left worth a trial
+    stopped: str  # budget; exhausted: nothing left worth a trial; known: an earlier run searched the same
+    objective: Objective
+    prediction_error: Reading  # mean absolute error of the predictions made before measuring, relative to the times
+    prediction_rank: Reading  # Spearman's rank correlation of the same pairs
     not_searched: tuple[str, ...] = ()  # kernels that kept their constructed schedule unmeasured against others
 
 

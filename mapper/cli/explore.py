@@ -1,6 +1,7 @@
 """Owns `mapper explore`: flags in, request to the flow, sheet out."""
 
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -12,6 +13,7 @@ from mapper.cli.params import dim as dim_type
 from mapper.cli.params import shape as shape_type
 from mapper.cli.progress import make_progress
 from mapper.config import STRATEGIES, Budget, ExploreRequest
+from mapper.records import Objective
 from mapper.report.sheet import sheet_bytes
 from mapper.report.terminal import render_sheet
 
@@ -51,6 +53,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--strategy", type=click.Choice(STRATEGIES), default=STRATEGIES[0], show_default=True, help="How to search tiles."
 )
+@click.option(
+    "--objective",
+    type=click.Choice(get_args(Objective)),
+    default="latency",
+    show_default=True,
+    help="What to rank by; energy and edp (energy times delay) need a meter.",
+)
 @click.option("--resume", is_flag=True, help="Go on with an interrupted search: the budget counts its trials.")
 @click.option("--fresh", is_flag=True, help="Measure everything anew, whatever earlier runs have measured.")
 @click.option("--only", multiple=True, metavar="NODE|KERNEL", help="Search this node or kernel only; repeatable.")
@@ -71,6 +80,7 @@ def command(  # noqa: PLR0913 - one parameter a flag, as click has it
     target: str | None,
     schedules: Path | None,
     strategy: str,
+    objective: Objective,
     resume: bool,
     fresh: bool,
     only: tuple[str, ...],
@@ -94,6 +104,7 @@ def command(  # noqa: PLR0913 - one parameter a flag, as click has it
         target=target,
         schedules=schedules,
         strategy=strategy,
+        objective=objective,
         resume=resume,
         fresh=fresh,
         only=only,

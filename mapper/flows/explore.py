@@ -39,6 +39,7 @@ def explore(request: ExploreRequest, progress: Progress) -> MappingSheet:
     Raises:
         BadInputError: the request cannot be served.
     """
+    requested.check_objective(request.objective)
     schedule = read_schedule(request.schedules) if request.schedules else None
     with open_run(request, progress) as run:
         drafts = _drafts(run, schedule)

@@ -36,7 +36,8 @@ class KernelFacts:
 
     spec: GroupSpec
     choice: Choice
-    prediction: Prediction
+    prediction: Prediction  # unfitted: where its work and traffic lie
+    predicted_s: float | None  # said before it was measured
     samples_s: tuple[float, ...]  # fresh, alone
     in_situ_s: float | None  # median a call, instrument subtracted; None when the model was not instrumented
     nodes: tuple[int, ...]
@@ -116,7 +117,7 @@ def _kernel_row(fact: KernelFacts, total_s: float, machine: MachineModel, rng: n
         else no_flops(machine),
         stall_share=stall_share(fact.prediction, machine),
         energy_j=fact.energy_j,
-        predicted_s=fact.prediction.time_s,
+        predicted_s=fact.predicted_s,
         bottleneck=bottleneck,
         verified=fact.verified,
         code_b=fact.inspection.code_b,

@@ -16,12 +16,13 @@ from mapper.records import (
     MachineModel,
     Memory,
     NodeRef,
+    Objective,
     Prediction,
     RankedMapping,
     Reading,
     TimeReading,
 )
-from mapper.release.rank import Contender, Ranked, rank
+from mapper.release.rank import Contender, Ranked, pareto, rank
 from mapper.search.space import Space
 
 CANDIDATES_SHOWN = 20
@@ -53,8 +54,10 @@ class Sitting:
     rng: np.random.Generator
 
 
-def ranked_mappings(mappings: Sequence[MappingFacts], sitting: Sitting) -> tuple[RankedMapping, ...]:
-    """Rank the mappings by their fresh times, the unverified ones last and unranked."""
+def ranked_mappings(
+    mappings: Sequence[MappingFacts], sitting: Sitting, objective: Objective = "latency"
+) -> tuple[RankedMapping, ...]:
+    """Rank the mappings by their fresh times, or by metered energy; the unverified ones last and unranked."""
     contenders = [
         Contender(
             key=facts.key,
@@ -66,7 +69,39 @@ def ranked_mappings(mappings: Sequence[MappingFacts], sitting: Sitting) -> tuple
     ]
     by_key = {facts.key: facts for facts in mappings}
     order = rank(contenders, sitting.rng)
-    return tuple(_mapping_row(by_key[entry.key], entry, sitting) for entry in order)
+    rows = [_mapping_row(by_key[entry.key], entry, sitting) for entry in order]
+    return _marked(rows if objective == "latency" else by_energy(rows, objective))
+
+
+def by_energy(rows: Sequence[RankedMapping], objective: Objective) -> list[RankedMapping]:
+    """Return the rows ranked anew by energy or by energy × time; one whose energy was not metered is not ranked."""
+
+    def cost(row: RankedMapping) -> float | None:
+        energy_j, time_s = row.energy_j.value, row.time_s.median
+        if row.rank is None or energy_j is None or time_s is None:
+            return None
+        return energy_j * time_s if objective == "edp" else energy_j
+
+    costs = [(cost(row), row) for row in rows]
+    metered = sorted(((value, row) for value, row in costs if value is not None), key=lambda pair: pair[0])
+    ranked = [replace(row, rank=place) for place, (_, row) in enumerate(metered, 1)]
+    return [*ranked, *(replace(row, rank=None) for value, row in costs if value is None)]
+
+
+def _marked(rows: Sequence[RankedMapping]) -> tuple[RankedMapping, ...]:
+    """Mark the Pareto set of time, memory and, where all ranked mappings have it, energy."""
+    ranked = [row for row in rows if row.rank is not None and row.time_s.median is not None]
+    has_energy = all(row.energy_j.value is not None for row in ranked)
+    points = [
+        (
+            row.time_s.median or 0.0,
+            float(row.memory.weights_b + row.memory.workspace_b),
+            (row.energy_j.value or 0.0) if has_energy else 0.0,
+        )
+        for row in ranked
+    ]
+    best = {row.key for row, is_best in zip(ranked, pareto(points), strict=True) if is_best}
+    return tuple(replace(row, is_pareto=row.key in best) for row in rows)
 
 
 def _mapping_row(facts: MappingFacts, entry: Ranked, sitting: Sitting) -> RankedMapping:
@@ -122,6 +157,26 @@ def _ratio(samples: Sequence[float], sitting: Sitting) -> Reading:
         high=None if high is None else high * scale,
         n=len(times.theirs_blocks),
         threads=sitting.machine.threads,
+    )
+
+
+def prediction_quality(candidates: Sequence[Candidate], threads: int) -> tuple[Reading, Reading]:
+    """Return how well times were predicted before they were measured: relative error, and rank correlation."""
+    pairs = [(c.predicted_s, c.time_s) for c in candidates if c.predicted_s is not None and c.time_s]
+    predicted, measured = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    figures = stats.mape(predicted, measured), stats.spearman(predicted, measured)
+    method = "predictions made before measuring, against the times of kernels alone"
+    return tuple(  # type: ignore[return-value]
+        Reading(
+            value=value,
+            unit="1",
+            method=method,
+            grade="measured" if value is not None else None,
+            n=len(pairs),
+            threads=threads,
+            reason=None if value is not None else "too few kernels were predicted and timed",
+        )
+        for value in figures
     )
 
 

@@ -8,7 +8,9 @@ from mapper.config import Budget
 from mapper.errors import BadInputError
 from mapper.flows.planning import Draft
 from mapper.flows.prepare import Prepared
-from mapper.records import Choice, ScheduleFile
+from mapper.measure.meters.protocol import Unavailable
+from mapper.measure.meters.select import pick_meter
+from mapper.records import Choice, Objective, ScheduleFile
 from mapper.search.space import Space
 
 DEFAULT_BASE_S, DEFAULT_PER_KERNEL_S, DEFAULT_PER_MODEL_MS_S, DEFAULT_MOST_S = 6.0, 0.4, 0.5, 45.0
@@ -33,6 +35,19 @@ def budget_text(budget: Budget) -> str:
     if budget.trials is not None:
         return f"{budget.trials} trials"
     return f"{budget.seconds:.0f} s" if budget.seconds is not None else "default"
+
+
+def check_objective(objective: Objective) -> None:
+    """Refuse an objective that this machine cannot measure.
+
+    Raises:
+        BadInputError: there is no energy meter.
+    """
+    meter = pick_meter()
+    if objective != "latency" and isinstance(meter, Unavailable):
+        raise BadInputError(
+            f"--objective {objective}: expected an energy meter, found none: {meter.reason}; use --objective latency"
+        )
 
 
 def given_choices(schedule: ScheduleFile | None, spaces: Mapping[str, Space], path: Path | None) -> dict[str, Choice]:

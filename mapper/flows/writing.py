@@ -13,7 +13,14 @@ from mapper.flows.finalists import Finalist, Kept, put_to_the_test
 from mapper.flows.finals import FinalTimes
 from mapper.flows.kernel_rows import KernelFacts, kernel_rows, layer_types, predict, reconciliation
 from mapper.flows.machine import compiler_tag
-from mapper.flows.mapping_rows import MappingFacts, Sitting, candidate_rows, node_rows, ranked_mappings
+from mapper.flows.mapping_rows import (
+    MappingFacts,
+    Sitting,
+    candidate_rows,
+    node_rows,
+    prediction_quality,
+    ranked_mappings,
+)
 from mapper.flows.prepare import Array, reference_outputs
 from mapper.flows.run import Run
 from mapper.flows.searching import Search
@@ -62,7 +69,8 @@ def write_results(run: Run, outcome: Outcome) -> MappingSheet:
     rng = np.random.default_rng(run.request.seed)
     facts = [_mapping_facts(run, finalist, outcome) for finalist in outcome.finalists]
     flops = sum(operator.flops for operator in run.prepared.graph.operators)
-    mappings = ranked_mappings(facts, Sitting(times=outcome.times, flops=flops, machine=run.model, rng=rng))
+    sitting = Sitting(times=outcome.times, flops=flops, machine=run.model, rng=rng)
+    mappings = ranked_mappings(facts, sitting, run.request.objective)
     best = _best(mappings, facts)
     if best is not None:
         tested = put_to_the_test(run, best, outcome.reference)
@@ -120,6 +128,9 @@ def _sheet(
 
 def _summary(run: Run, outcome: Outcome) -> SearchSummary:
     search = outcome.search
+    error, rank_correlation = prediction_quality(
+        [candidate for tried in search.tried.values() for candidate in tried], run.host.threads
+    )
     lonely = {space.spec.name for key, space in outcome.spaces.items() if len(search.tried.get(key, ())) < 2}
     return SearchSummary(
         strategy=search.strategy.name,
@@ -130,6 +141,9 @@ def _summary(run: Run, outcome: Outcome) -> SearchSummary:
         explore_s=time.monotonic() - run.started,
         lowering_s=outcome.lowering_s,
         stopped=search.stopped,
+        objective=run.request.objective,
+        prediction_error=error,
+        prediction_rank=rank_correlation,
         not_searched=tuple(sorted(lonely)),
     )
 
@@ -182,6 +196,7 @@ def _kernel_facts(run: Run, best: Finalist, outcome: Outcome) -> list[KernelFact
                 spec=run.worker.specs[group.key],
                 choice=choice,
                 prediction=predict(run.worker.specs[group.key], choice, run.model),
+                predicted_s=outcome.kernels[key].candidate.predicted_s,
                 samples_s=tuple(run.worker.time_kernel(group.key, choice, run.conditions)),
                 in_situ_s=in_situ.get(key),
                 nodes=tuple(n.index for n in run.prepared.normalized.nodes if operators & set(n.canonical)),

@@ -54,6 +54,18 @@ def rank(mappings: Sequence[Contender], rng: np.random.Generator, floor: float =
     return (*ranked, *(Ranked(key=mapping.key, rank=None, because=_why_unranked(mapping)) for mapping in left))
 
 
+def pareto(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """Say of each point whether none of the others is as small in every coordinate and smaller in one."""
+
+    def is_beaten(point: tuple[float, ...]) -> bool:
+        return any(
+            other != point and all(theirs <= ours for theirs, ours in zip(other, point, strict=True))
+            for other in points
+        )
+
+    return [not is_beaten(point) for point in points]
+
+
 def _median_s(mapping: Contender) -> float:
     return float(np.median([sample for samples in mapping.samples_by_round_s for sample in samples]))
 

@@ -83,6 +83,10 @@ class _Markdown:
             f"{search.trials_failed} failed, {search.trials_from_journal} from the journal; "
             f"{search.explore_s:.0f} s, of it lowering {search.lowering_s:.0f} s; stopped: {search.stopped}",
         )
+        error, order = search.prediction_error, search.prediction_rank
+        if error.value is not None and order.value is not None:
+            figures = f"mean absolute error {error.value:.0%}, rank correlation {order.value:.2f}"
+            yield from bullet("Predicted against measured", f"{error.n} kernels: {figures}")
         for note in environment.notes:
             yield from bullet("Note", note)
 

@@ -7,7 +7,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from mapper.records import KernelRow, MappingSheet, RankedMapping, Reading
+from mapper.records import KernelRow, MappingSheet, RankedMapping, Reading, SearchSummary
 from mapper.report.text import (
     LEGEND,
     Cells,
@@ -76,7 +76,15 @@ class _Terminal:
                 f"failed, {search.trials_from_journal} from the journal, {search.explore_s:.0f} s ({search.stopped})",
             )
         )
+        lines.append(("expected", self._predicted(search)))
         self._grid(lines)
+
+    def _predicted(self, search: SearchSummary) -> str:
+        """Say how far the cost model's predictions were from what was then measured."""
+        error, order = search.prediction_error, search.prediction_rank
+        if error.value is None or order.value is None:
+            return self.cells.missing("prediction", error.reason or order.reason)
+        return f"{error.n} kernels predicted to {error.value:.0%} on average, rank correlation {order.value:.2f}"
 
     def _rate(self, reading: Reading, kind: str) -> str:
         if reading.value is None:

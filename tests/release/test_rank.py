@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mapper.release.rank import Contender, rank
+from mapper.release.rank import Contender, pareto, rank
 
 NOISE = np.random.default_rng(0).normal(1.0, 0.2, 12).tolist()  # rounds differ a lot; pairs do not
 
@@ -69,3 +69,16 @@ def test_reasons_say_how_far_behind():
 
 def test_nothing_to_rank():
     assert places() == []
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(1.0, 5.0), (2.0, 4.0), (2.0, 6.0)], [True, True, False]),
+        ([(1.0, 1.0), (1.0, 1.0)], [True, True]),  # equals do not beat one another
+        ([(3.0, 1.0), (3.0, 2.0)], [True, False]),
+        ([], []),
+    ],
+)
+def test_the_pareto_set_is_what_nothing_beats(points, expected):
+    assert pareto(points) == expected
